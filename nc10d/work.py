@@ -115,7 +115,7 @@ class Work(Promise):
         yield from self._wait_async()
         return self.wait()
 
-    def _value(self) -> Any:
+    def _value(self) -> object:
         return self._result if self._result is not None else outputs(self.ops)
 
     def _describe(self) -> str:
@@ -192,7 +192,7 @@ class Future(Promise, Generic[T]):
         """Return the Future for `collect_all` to return, if this Future needs a special kind."""
         return None
 
-    def _adopt(self, value: Any) -> None:
+    def _adopt(self, value: object) -> None:
         if isinstance(value, Work):
             value = value.get_future()
         if isinstance(value, Future):

@@ -69,28 +69,30 @@ class AsyncCollectiveArray:
         value = getattr(self._array, name)
         return value if name in _METADATA else getattr(self.wait(), name)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+    def __array__(self, dtype: object = None, copy: bool | None = None) -> Any:
         return self.wait().__array__(dtype) if dtype is not None else self.wait().__array__()
 
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+    def __array_ufunc__(
+        self, ufunc: object, method: str, *inputs: object, **options: object
+    ) -> Any:
         return getattr(ufunc, method)(*unwrapped(inputs), **unwrapped(options))
 
-    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    def __array_function__(self, function: Any, types: object, args: object, kwargs: object) -> Any:
         return function(*unwrapped(args), **unwrapped(kwargs))
 
     @classmethod
     def __torch_function__(
-        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        cls, function: Any, types: object, args: object = (), kwargs: object = None
     ) -> Any:
         return function(*unwrapped(args), **unwrapped(kwargs or {}))
 
-    def __dlpack__(self, **options: Any) -> Any:
+    def __dlpack__(self, **options: object) -> Any:
         return self.wait().__dlpack__(**options)
 
     def __dlpack_device__(self) -> Any:
         return self._array.__dlpack_device__()
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: object, value: object) -> None:
         self.wait()[unwrapped(key)] = unwrapped(value)
 
     def __repr__(self) -> str:
@@ -99,7 +101,7 @@ class AsyncCollectiveArray:
     def __format__(self, how: str) -> str:
         return format(self.wait(), how)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
         # Copies and pickles are plain arrays.
         return self.wait().__reduce_ex__(protocol)
 
@@ -138,8 +140,8 @@ def _release_dropped() -> None:
             warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
-def _forward(name: str, apply: Callable[..., Any]) -> None:
-    def method(self: AsyncCollectiveArray, *others: Any) -> Any:
+def _forward(name: str, apply: Callable[..., object]) -> None:
+    def method(self: AsyncCollectiveArray, *others: object) -> object:
         return apply(self.wait(), *unwrapped(others))
 
     method.__name__ = method.__qualname__ = name

@@ -96,7 +96,7 @@ def is_xccl_available() -> bool:
     return is_backend_available("xccl")
 
 
-def get_default_backend_for_device(device: Any) -> str:
+def get_default_backend_for_device(device: object) -> str:
     """Return the name of the default backend for "cuda:1", a torch.device or a device's type.
 
     "gloo" for the CPU, as get_backend() answers. ValueError if there is none.

@@ -62,7 +62,7 @@ class Joinable(ABC):
         self._join_config = JoinConfig()
 
     @abstractmethod
-    def join_hook(self, **kwargs: Any) -> JoinHook:
+    def join_hook(self, **kwargs: object) -> JoinHook:
         """Return a hook for a Join block; `kwargs` are Join's keyword arguments."""
 
     @property
@@ -100,7 +100,7 @@ class Join:
         joinables: Sequence[Any],
         enable: bool = True,
         throw_on_early_termination: bool = False,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         self._joinables = list(joinables)
         if not self._joinables:
@@ -179,7 +179,7 @@ def _having_batches(group: ProcessGroup) -> int:
     return int(count[0])
 
 
-def _same(attribute: str, joinables: Sequence[Any], form: Callable[[Any], Any]) -> Any:
+def _same(attribute: str, joinables: Sequence[object], form: Callable[[Any], object]) -> Any:
     first, *others = [form(getattr(x, attribute)) for x in joinables]
     for other in others:
         if other != first:
@@ -191,7 +191,7 @@ groups_of_others: list[Callable[[Any], ProcessGroup | None]] = []
 """Functions that return nc10d's group under another library's group, or None."""
 
 
-def own_group(group: Any) -> ProcessGroup:
+def own_group(group: object) -> ProcessGroup:
     """Return an nc10d group itself, or the nc10d group under another library's group."""
     if isinstance(group, Collectives):
         return group  # type: ignore[return-value]

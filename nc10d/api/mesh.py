@@ -45,7 +45,7 @@ class DeviceMesh:
     def __init__(
         self,
         device_type: str,
-        mesh: Any,
+        mesh: object,
         *,
         mesh_dim_names: Sequence[str] | None = None,
         _groups: Sequence[ProcessGroup | None] | None = None,
@@ -65,7 +65,7 @@ class DeviceMesh:
         cls,
         group: ProcessGroup | Sequence[ProcessGroup],
         device_type: str,
-        mesh: Any = None,
+        mesh: object = None,
         *,
         mesh_dim_names: Sequence[str] | None = None,
     ) -> DeviceMesh:
@@ -309,7 +309,7 @@ def _mesh(
     return DeviceMesh(kind, mesh, mesh_dim_names=names, _groups=groups, _root=root)
 
 
-def _ranks(mesh: Any) -> Ranks:
+def _ranks(mesh: object) -> Ranks:
     found = np.array(mesh, np.int64)
     if not found.ndim:
         raise ValueError("a mesh needs at least one dimension")

@@ -16,9 +16,9 @@ names the first release that has it. docs/gpu/README.md tells what was run on a 
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from nc10d.backend.nccl import estimates, suspension
 from nc10d.backend.nccl.bindings.library import library
@@ -60,7 +60,9 @@ def version() -> tuple[str, tuple[int, int, int]]:
     return found.name, found.version
 
 
-def window(count: int, dtype: Any = np.float32, group: ProcessGroup | None = None) -> Window:
+def window(
+    count: int, dtype: npt.DTypeLike = np.float32, group: ProcessGroup | None = None
+) -> Window:
     """Make an array of zeros that every rank can write to by `put`; all ranks call.
 
     Count and dtype must be the same on all ranks. Blocks until all have made theirs. NCCL 2.29.2,

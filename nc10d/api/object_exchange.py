@@ -50,7 +50,7 @@ class OutgoingObject:
         return cls(EncodedMessage.failed(error), error)
 
 
-def encode_outgoing(value: Any, allow_pickle: bool, openings: Openings) -> OutgoingObject | None:
+def encode_outgoing(value: object, allow_pickle: bool, openings: Openings) -> OutgoingObject | None:
     """Return this rank's object as a message; None if a small plain object lies in `openings.own`.
 
     If the object can't be encoded, or is longer than LARGEST bytes, the message reports the error.
@@ -84,7 +84,7 @@ def raise_if_failed(out: OutgoingObject | None) -> None:
             del error
 
 
-def _encoded(value: Any, stream: Bytes | None, allow_pickle: bool) -> EncodedMessage:
+def _encoded(value: object, stream: Bytes | None, allow_pickle: bool) -> EncodedMessage:
     """Return an object as a message; `stream` is a plain object's pickle, else None."""
     if stream is not None:
         return EncodedMessage(MessageKind.PLAIN, stream.tobytes())
@@ -149,7 +149,7 @@ class ObjectCall:
         allow_pickle: bool | None,
         weights_only: bool,
         location: Location = None,
-        device: Any = None,
+        device: object = None,
     ) -> None:
         """Take over the openings; the timeout began with them.
 
@@ -264,7 +264,7 @@ class ObjectCall:
         give_back(openings)
         self._fill(places, received, sender)
 
-    def _fill(self, places: list[Any], objects: Any, sender: int) -> None:
+    def _fill(self, places: list[Any], objects: object, sender: int) -> None:
         if type(objects) is not list or len(objects) != len(places):
             count = len(objects) if type(objects) is list else "no list of"
             text = f"has sent {count} objects, and the list here has {len(places)}"
@@ -272,7 +272,7 @@ class ObjectCall:
         places[:] = objects
 
 
-def _kind(device: Any) -> str:
+def _kind(device: object) -> str:
     """Return a device's kind: "cuda" for "cuda:1", a torch.device or a CuPy device."""
     if isinstance(device, int):
         return "cuda"
@@ -280,7 +280,7 @@ def _kind(device: Any) -> str:
     return str(named).partition(":")[0]
 
 
-def _locate(call: str, location: Any) -> Locate:
+def _locate(call: str, location: object) -> Locate:
     """Return the function that moves an array to `location`, None for the CPU.
 
     ValueError if the location is neither a function nor a device that this machine has.
@@ -304,7 +304,7 @@ def _locate(call: str, location: Any) -> Locate:
     return partial(_moved, f"cuda:{number}")
 
 
-def _moved(device: str, array: Any) -> Any:
+def _moved(device: str, array: object) -> object:
     """Copy an array to a device: NumPy's become nc10d.cuda's, others stay in their library."""
     cuda = import_to_end("nc10d.cuda")
     carrier = codec_of(type(array))
@@ -314,7 +314,7 @@ def _moved(device: str, array: Any) -> Any:
 
 
 def for_each_rank(
-    objects: Any, openings: Openings, allow_pickle: bool
+    objects: object, openings: Openings, allow_pickle: bool
 ) -> list[OutgoingObject | None]:
     """Return a message for each rank, and write the openings to the table.
 
@@ -383,13 +383,13 @@ def check_gather_list(places: list[Any] | None, wanted: bool, size: int) -> None
     check_length("object_gather_list", places, size)
 
 
-def check_list(call: str, objects: Any) -> None:
+def check_list(call: str, objects: object) -> None:
     """Raise TypeError that names the call unless `objects` is a list."""
     if not isinstance(objects, list):
         raise TypeError(f"{call}: object_list must be a list, got {type(objects).__name__}")
 
 
-def check_length(name: str, objects: Sequence[Any], size: int) -> None:
+def check_length(name: str, objects: Sequence[object], size: int) -> None:
     """Raise ValueError that names the argument unless it has `size` objects."""
     if len(objects) != size:
         raise ValueError(f"{name} must have one place per rank, {size}, got {len(objects)}")

@@ -72,7 +72,7 @@ def broadcast_object_list(
     object_list: list[Any],
     src: int | None = None,
     group: Group = None,
-    device: Any = None,
+    device: object = None,
     group_src: int | None = None,
     weights_only: bool = False,
     *,
@@ -119,7 +119,7 @@ def broadcast_object_list(
 
 def all_gather_object(
     object_list: list[Any],
-    obj: Any,
+    obj: object,
     group: Group = None,
     weights_only: bool = False,
     *,
@@ -150,7 +150,7 @@ def all_gather_object(
 
 
 def gather_object(
-    obj: Any,
+    obj: object,
     object_gather_list: list[Any] | None = None,
     dst: int | None = None,
     group: Group = None,
@@ -182,7 +182,9 @@ def gather_object(
     _gather(call, obj, object_gather_list if here else None, root)
 
 
-def _gather(call: ObjectCall, obj: Any, places: list[Any] | None, root: int | None = None) -> None:
+def _gather(
+    call: ObjectCall, obj: object, places: list[Any] | None, root: int | None = None
+) -> None:
     """Put all ranks' objects into `places`, if this rank has any: `root` has, or all ranks have."""
     group, openings = call.group, call.openings
     out = None
@@ -272,7 +274,7 @@ def send_object_list(
     object_list: list[Any],
     dst: int | None = None,
     group: Group = None,
-    device: Any = None,
+    device: object = None,
     group_dst: int | None = None,
     use_batch: bool = False,
     weights_only: bool = False,
@@ -314,7 +316,7 @@ def recv_object_list(
     object_list: list[Any],
     src: int | None = None,
     group: Group = None,
-    device: Any = None,
+    device: object = None,
     group_src: int | None = None,
     use_batch: bool = False,
     weights_only: bool = False,

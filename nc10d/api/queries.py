@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
-from typing import Any
 
 from nc10d.arrays.dtypes import DType, allows
 from nc10d.arrays.op_advice import advice_for
@@ -82,7 +81,7 @@ def get_backend_config(group: Group = None) -> str:
     return repr(_member(group).config)
 
 
-def get_backend_impl(group: Group = None, device: Any = None) -> Backend:
+def get_backend_impl(group: Group = None, device: object = None) -> Backend:
     """Return the backend of `group` for a device; without one, for operations without an array.
 
     Making a backend may block until all ranks call, as a first operation would.
@@ -129,7 +128,7 @@ def get_group_rank(group: Group, global_rank: int) -> int:
 
 
 def coalescing_manager(
-    group: ProcessGroup | None = None, device: Any = None, async_ops: bool = False
+    group: ProcessGroup | None = None, device: object = None, async_ops: bool = False
 ) -> CoalescingManager:
     """Collect this thread's calls on `group` in a with-block and launch them together at its end.
 

@@ -52,5 +52,5 @@ def _used(op: ops.Op, where: Mapping[str, str], rank: int) -> list[ops.Array]:
     ]
 
 
-def _flat(value: Any) -> Sequence[ops.Array]:
+def _flat(value: object) -> Sequence[ops.Array]:
     return value if isinstance(value, (list, tuple)) else () if value is None else (value,)

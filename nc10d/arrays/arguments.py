@@ -30,12 +30,12 @@ class Argument:
     written: bool
 
 
-def is_list(x: Any) -> bool:
+def is_list(x: object) -> bool:
     """Return whether `x` is a list: an array for each rank."""
     return isinstance(x, (list, tuple))
 
 
-def array(call: str, name: str, x: Any, *, written: bool) -> Argument:
+def array(call: str, name: str, x: object, *, written: bool) -> Argument:
     """Return an array that the operation reads, or writes if `written`."""
     try:
         found = Argument(call, name, as_buffer(x), written)
@@ -52,7 +52,9 @@ def array(call: str, name: str, x: Any, *, written: bool) -> Argument:
     return found
 
 
-def arrays(call: str, name: str, xs: Sequence[Any], size: int, *, written: bool) -> list[Argument]:
+def arrays(
+    call: str, name: str, xs: Sequence[object], size: int, *, written: bool
+) -> list[Argument]:
     """Return a list with an array for each rank; see `array`."""
     if len(xs) != size:
         message = f"{call}: {name} must have one array per rank, {size} in this group"
@@ -79,20 +81,20 @@ def check_reducible(x: Argument, op: ReduceOp) -> None:
         raise TypeError(f"{x.call}: {error}") from error
 
 
-def check_rank(call: str, name: str, rank: Any, size: int) -> None:
+def check_rank(call: str, name: str, rank: object, size: int) -> None:
     """Raise ValueError unless `rank` is a rank of the group."""
     if not 0 <= integer(call, name, rank) < size:
         raise ValueError(f"{call}: {name} must be a rank of the group, 0 to {size - 1}, got {rank}")
 
 
-def check_peer(call: str, name: str, peer: Any, rank: int, size: int) -> None:
+def check_peer(call: str, name: str, peer: object, rank: int, size: int) -> None:
     """Raise ValueError unless `peer` is another rank of the group."""
     check_rank(call, name, peer, size)
     if peer == rank:
         raise ValueError(f"{call}: {name} must be another rank, got this rank, {rank}")
 
 
-def check_tag(call: str, tag: Any, name: str = "tag") -> None:
+def check_tag(call: str, tag: object, name: str = "tag") -> None:
     """Raise ValueError unless `tag` is from 0 to 2**63 - 1."""
     if not 0 <= integer(call, name, tag) <= LARGEST_TAG:
         raise ValueError(f"{call}: {name} must be 0 or more, and below 2**63, got {tag}")
@@ -121,7 +123,7 @@ def check_exchange(send: Send, recv: Recv, rank: int, size: int) -> None:
     check_disjoint([x, y])
 
 
-def check_output(call: str, out: Any, x: Any, op: ReduceOp) -> None:
+def check_output(call: str, out: object, x: object, op: ReduceOp) -> None:
     """Check an output and the array that is reduced into it; they must not share memory."""
     tensor, output = array(call, "tensor", x, written=False), array(call, "out", out, written=True)
     check_same_type([tensor, output])
@@ -132,7 +134,7 @@ def check_output(call: str, out: Any, x: Any, op: ReduceOp) -> None:
     check_disjoint([tensor, output])
 
 
-def check_probe(src: Any, tag: Any, rank: int, size: int) -> None:
+def check_probe(src: object, tag: object, rank: int, size: int) -> None:
     """Check a probe's arguments; None stands for any source, and any tag."""
     if src is not None:
         check_peer("probe", "src", src, rank, size)
@@ -148,7 +150,7 @@ def integer(call: str, name: str, value: Any) -> int:
         raise TypeError(f"{call}: {name} must be an integer, got {value!r}") from error
 
 
-def check_given(call: str, name: str, xs: Any, role: str, rank: int, root: int) -> None:
+def check_given(call: str, name: str, xs: object, role: str, rank: int, root: int) -> None:
     """Raise ValueError unless a list is given on the root, and None on other ranks."""
     if (xs is not None) == (rank == root):
         return
@@ -238,7 +240,7 @@ def check_disjoint(arguments: Sequence[Argument], elements: Sequence[int] = ()) 
                 raise ValueError(f"{x.call}: {x.name} and {y.name} must not share memory")
 
 
-def each_once(call: str, name: str, xs: Sequence[Any]) -> list[Any]:
+def each_once(call: str, name: str, xs: Sequence[object]) -> list[Any]:
     """Return the arrays of a list that a call changes in place, each memory once.
 
     ValueError if two of them share memory.
@@ -255,7 +257,9 @@ def each_once(call: str, name: str, xs: Sequence[Any]) -> list[Any]:
     return [x for x, _ in found.values()]
 
 
-def check_elements(call: str, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any]) -> None:
+def check_elements(
+    call: str, outputs: Sequence[Sequence[object]], inputs: Sequence[object]
+) -> None:
     """Check a call on lists that writes `outputs[i]` from `inputs[i]`, for every i at once.
 
     ValueError if an output shares memory with an array of another i.

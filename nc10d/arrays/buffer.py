@@ -17,6 +17,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from nc10d.arrays import intervals
 from nc10d.arrays.dtypes import DType, dtype_of
@@ -31,7 +32,7 @@ class Buffer:
     count: int
     dtype: DType
     device: str
-    owner: Any
+    owner: object
     writable: bool
     contiguous: bool
     shape: tuple[int, ...]
@@ -68,7 +69,7 @@ class Buffer:
             reach += (n - 1) * step
         return False
 
-    def as_numpy(self) -> np.ndarray[Any, Any]:
+    def as_numpy(self) -> npt.NDArray[Any]:
         """Return an ndarray that keeps the same memory alive; TypeError off the CPU."""
         if self.device != "cpu":
             raise TypeError(f"memory on {self.device} can't be seen as a NumPy array")
@@ -123,12 +124,12 @@ def register(
         _devices[kind] = device or (lambda x: resolve(x).device)
 
 
-def _family(x: Any) -> type | None:
+def _family(x: object) -> type | None:
     """Return the type that has been registered with its subclasses and has `x` among them."""
     return next((kind for kind in type(x).__mro__ if kind in _families), None)
 
 
-def _register_by_name(x: Any) -> bool:
+def _register_by_name(x: object) -> bool:
     """Register an array's type if `_RESOLVERS_BY_NAME` has it; return whether it does."""
     kind = type(x)
     resolve = _RESOLVERS_BY_NAME.get((kind.__module__.partition(".")[0], kind.__name__))
@@ -137,7 +138,7 @@ def _register_by_name(x: Any) -> bool:
     return resolve is not None
 
 
-def as_buffer(x: Any) -> Buffer:
+def as_buffer(x: object) -> Buffer:
     """Return the memory of `x`; TypeError if it is no array, or its dtype can't be sent."""
     resolve = _resolvers.get(type(x))
     if resolve is None:
@@ -145,7 +146,7 @@ def as_buffer(x: Any) -> Buffer:
     return resolve(x)
 
 
-def device_type(x: Any) -> str:
+def device_type(x: object) -> str:
     """Return the device type ("cpu", "cuda") of an array, or of a list's first array."""
     find = _devices.get(type(x))
     if find is not None:
@@ -156,7 +157,7 @@ def device_type(x: Any) -> str:
     return _guess_device(x)
 
 
-def _guess_device(x: Any) -> str:
+def _guess_device(x: object) -> str:
     family = _family(x)
     if family is not None:
         return _devices[family](x)
@@ -172,13 +173,14 @@ def _guess_device(x: Any) -> str:
     return "cpu"
 
 
-def _resolver_for(x: Any) -> Resolver:
+def _resolver_for(x: object) -> Resolver:
     if isinstance(x, type):
         raise TypeError(f"expected an array, got the class {x.__name__}: pass an instance of it")
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError("masked arrays can't be communicated: pass x.data, and the mask by itself")
     if isinstance(x, np.ndarray):
-        return _resolve_subclass
+        # Owned by `x` itself: a subclass may redefine attributes.
+        return lambda x: replace(_resolve_numpy(np.asarray(x)), owner=x)
     family = _family(x)
     if family is not None:
         return _resolvers[family]
@@ -194,10 +196,6 @@ def _resolve_numpy(x: np.ndarray[Any, Any]) -> Buffer:
     return Buffer(
         x.ctypes.data, x.size, dtype, "cpu", x, flags.writeable, contiguous, x.shape, x.strides
     )
-
-
-def _resolve_subclass(x: np.ndarray[Any, Any]) -> Buffer:
-    return replace(_resolve_numpy(np.asarray(x)), owner=x)  # a subclass may redefine attributes
 
 
 def _with_memory(found: Buffer) -> Buffer:
@@ -244,7 +242,7 @@ Their attributes give the same Buffer as `__cuda_array_interface__`, and faster.
 _DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 13: "cuda"}
 
 
-def _resolve_exported(x: Any) -> Buffer:
+def _resolve_exported(x: object) -> Buffer:
     device = _guess_device(x)
     if device != "cpu":
         kind = type(x).__name__

@@ -115,7 +115,7 @@ def _runs(calls: Sequence[CallInfo]) -> Iterator[str]:
             yield f"{replace(alike, count=-1).describe()} of {', '.join(counts)}"
 
 
-def _memory(arrays: Any, lists_differ: bool) -> tuple[str, int, str]:
+def _memory(arrays: object, lists_differ: bool) -> tuple[str, int, str]:
     """Return the type and count of an array or a list, and a detail of the list."""
     if not isinstance(arrays, (list, tuple)):
         buffer = as_buffer(arrays)

@@ -165,7 +165,7 @@ def identity(dtype: DType, op: ReduceOp) -> Any:
     return np.array(values[op.pairwise.identity]).astype(dtype.numpy)[()]
 
 
-def _bounds(dtype: DType) -> tuple[Any, Any]:
+def _bounds(dtype: DType) -> tuple[object, object]:
     """Return the least and the greatest element: infinities where the type has them."""
     if dtype.family is ElementKind.BOOL:
         return False, True

@@ -16,7 +16,7 @@ import numpy as np
 View = np.ndarray[Any, Any]
 
 
-def host_view(x: Any) -> View:
+def host_view(x: object) -> View:
     """Return an ndarray in a host array's memory; TypeError if there is no such memory."""
     export = _export_of(x)
     if export is None:
@@ -33,7 +33,7 @@ def host_view(x: Any) -> View:
     return view
 
 
-def _description(x: View) -> tuple[Any, ...]:
+def _description(x: View) -> tuple[object, ...]:
     return x.ctypes.data, x.shape, x.strides, x.dtype, x.flags.writeable
 
 
@@ -76,7 +76,7 @@ class _Described:
 
     __slots__ = ("__array_interface__", "_array")
 
-    def __init__(self, x: Any, found: dict[str, Any]) -> None:
+    def __init__(self, x: object, found: dict[str, Any]) -> None:
         self.__array_interface__, self._array = found, x
 
 
@@ -84,7 +84,7 @@ _INTERFACE = "__array_interface__"
 _COPY = "pass np.array(x), and copy a result back"
 
 
-def _type_hint(x: Any) -> str:
+def _type_hint(x: object) -> str:
     kind = type(x).__name__
     if isinstance(x, np.generic):
         return f"the NumPy scalar {x!r}: pass np.array(x), a 0-d array, so that it can be written"
@@ -98,7 +98,7 @@ def _type_hint(x: Any) -> str:
     return f"{kind}: pass a NumPy array, or one with a buffer, __cuda_array_interface__, __dlpack__"
 
 
-def _type_text(x: Any) -> str:
+def _type_text(x: object) -> str:
     dtype = getattr(x, "dtype", None)
     return f"a {type(x).__name__}" + ("" if dtype is None else f" of {dtype}")
 

@@ -32,7 +32,7 @@ _AS_THEY_ARE = (np.ndarray, int, type(None))
 
 
 def register_unowned_view(
-    kind: type, unowned: UnownedView, address: Callable[[Any], int], owner: Callable[[Any], Any]
+    kind: type, unowned: UnownedView, address: Callable[[Any], int], owner: Callable[[Any], object]
 ) -> None:
     """Register unowned views of arrays whose type is exactly `kind`; the functions are fast.
 
@@ -43,17 +43,17 @@ def register_unowned_view(
     unowned_views[tuple] = _unowned_each
 
 
-def _unowned_each(xs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+def _unowned_each(xs: tuple[object, ...]) -> tuple[object, ...] | None:
     views = [x if type(x) is np.ndarray else unowned_view(x) for x in xs]
     return None if any(view is None for view in views) else tuple(views)
 
 
-def address_finder(x: Any) -> Callable[[Any], int]:
+def address_finder(x: object) -> Callable[[Any], int]:
     """Return a function that finds where element 0 of arrays such as `x` lies now."""
     return _addresses.get(type(x), _address)
 
 
-def _address(x: Any) -> int:
+def _address(x: object) -> int:
     return buffer.as_buffer(x).address
 
 
@@ -77,7 +77,7 @@ class _Owned:
 
     __slots__ = ("__array_interface__", "_owner")
 
-    def __init__(self, view: Any, owner: Any) -> None:
+    def __init__(self, view: Any, owner: object) -> None:
         found = view.__array_interface__
         # Untyped bytes, as in buffer._Memory: not all dtypes have a NumPy name.
         del found["descr"]
@@ -106,7 +106,7 @@ def unowned_view(x: ops.Array) -> ops.Array | None:
     return None if make is None else make(x)
 
 
-def lend(x: Any, y: Any) -> tuple[Any, Any] | None:
+def lend(x: object, y: object) -> tuple[Any, Any] | None:
     """Return a prepared call's arguments with unowned views of other libraries' arrays.
 
     None if an array has no such view.
@@ -119,7 +119,7 @@ def lend(x: Any, y: Any) -> tuple[Any, Any] | None:
     return None if a is None or (b is None and y is not None) else (a, b)
 
 
-def owners(x: Any, y: Any) -> list[Any]:
+def owners(x: object, y: object) -> list[Any]:
     """Return what keeps the memory of lent arguments, as `lend` takes them."""
     given = x if type(x) is tuple else (x,)
     if y is not x and y is not None and type(y) is not int:
@@ -155,7 +155,7 @@ def map_arrays(op: ops.Op, replace: View) -> ops.Op:
     return facts.replace(op, **{f: _map_value(replace, getattr(op, f)) for f in facts.arrays})
 
 
-def _map_value(replace: View, xs: ops.Arrays | None) -> Any:
+def _map_value(replace: View, xs: ops.Arrays | None) -> object:
     if xs is None:  # Gather and Scatter: only the root has the list
         return None
     return [replace(x) for x in xs] if isinstance(xs, (list, tuple)) else replace(xs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from nc10d.base.signal_errors import raised_here
 from nc10d.ops.reductions import KINDS
@@ -11,7 +10,7 @@ from nc10d.ops.reductions import KINDS
 _MEANT = {word: kind.name for kind in KINDS for word in kind.synonyms.split()}
 
 
-def advice_for(op: Any) -> str:
+def advice_for(op: object) -> str:
     """Return an error's last words, which name the ReduceOp meant by `op`; "" if unknown.
 
     Such as ": use ReduceOp.MAX" for numpy.maximum, max, "max", and torch's and MPI's MAX.
@@ -21,7 +20,7 @@ def advice_for(op: Any) -> str:
     return "" if named is None else f": use ReduceOp.{named}"
 
 
-def _name(op: Any) -> str:
+def _name(op: object) -> str:
     """Return the name under which `op` would be pickled; the repr if that is no name."""
     try:
         found = op.__reduce_ex__(4)

@@ -85,7 +85,7 @@ class BackendConfig:
         names = set(self.devices.values())
         return load_meeting(find_backend(names.pop())) if len(names) == 1 else None
 
-    def options(self, given: Any) -> dict[str, Any]:
+    def options(self, given: object) -> dict[str, Any]:
         """Return a caller's `pg_options` by backend name; TypeError if a backend refuses them.
 
         A single backend takes them as they are. For several backends they are a mapping from

@@ -72,15 +72,15 @@ class PreparingBackend(Protocol[W]):
     """The waits of the calls' Works."""
 
     @property
-    def latest(self) -> Mapping[type[Any], Mapping[Any, PreparedCall[W]]]:
+    def latest(self) -> Mapping[type[Op], Mapping[Any, PreparedCall[W]]]:
         """The call prepared or found last, by operation kind and `extra` (see Parts)."""
 
     @property
-    def hooked(self) -> Mapping[tuple[type[Any], Any], PreparedCall[W]]:
+    def hooked(self) -> Mapping[tuple[type[Op], Any], PreparedCall[W]]:
         """The calls that `find_hooked` has found, by kind of operation and `extra`."""
 
     def find_hooked(
-        self, kind: type[Any], extra: Any, x: Arguments, y: Arguments
+        self, kind: type[Op], extra: object, x: Arguments, y: Arguments
     ) -> PreparedCall[W] | None:
         """Return the prepared call for operations between hooks, and add it to `hooked`.
 

@@ -53,7 +53,7 @@ class BackendEntry:
             return str(error)
         return None
 
-    def check_options(self, options: Any) -> None:
+    def check_options(self, options: object) -> None:
         """Raise TypeError for options whose type this backend does not take."""
         if options is None or isinstance(options, self.options):
             return
@@ -69,7 +69,7 @@ def register_backend(
     name: str,
     factory: Factory | str,
     devices: Sequence[str] = ("cpu",),
-    options: tuple[type[Any], ...] = (object,),
+    options: tuple[type[object], ...] = (object,),
     meet: Meeting | str | None = None,
     failure_detector: str | None = None,
     requires: Requirement | str | None = None,

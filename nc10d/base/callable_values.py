@@ -21,7 +21,9 @@ class CallableInt(int):
     def __reduce__(self) -> tuple[Any, ...]:
         return int, (int(self),)
 
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+    def __array_ufunc__(
+        self, ufunc: object, method: str, *inputs: object, **options: object
+    ) -> Any:
         # NumPy lets a plain int take an array's dtype, but no instance of a subclass.
         plain = [int(x) if isinstance(x, CallableInt) else x for x in inputs]
         return getattr(ufunc, method)(*plain, **options)

@@ -37,7 +37,7 @@ def wire_type(error: BaseException) -> type[DistError]:
     return kind if _is_wire_type(kind) else Aborted
 
 
-def encode_error(error: DistError, most: int | None = None, **own: Any) -> bytes:
+def encode_error(error: DistError, most: int | None = None, **own: object) -> bytes:
     """Return an error as JSON of at most `most` bytes (512 at least); longer texts are cut."""
     # Attributes in `own` replace the error's.
     fields = {name: _as_json(getattr(error, name, None)) for name in _FIELDS} | own
@@ -93,7 +93,7 @@ def _is_wire_type(kind: Any) -> bool:
     return own and getattr(errors, kind.__name__, None) is kind
 
 
-def _as_json(value: Any) -> Any:
+def _as_json(value: object) -> object:
     """Return an attribute as a JSON value: numbers of any library, shortened texts."""
     if value is None or isinstance(value, (bool, float)):
         return value

@@ -100,7 +100,7 @@ class Promise:
             raise
 
     def _finish_once(
-        self, exception: BaseException | None, result: Any, due: list[Callable[[Any], object]]
+        self, exception: BaseException | None, result: object, due: list[Callable[[Any], object]]
     ) -> bool:
         """Finish; `due` has the callbacks that an interrupted call has left, the next one last."""
         with _transition:
@@ -118,7 +118,7 @@ class Promise:
             self._run(due.pop())
         return first
 
-    def _finish_waiting(self, result: Any) -> None:
+    def _finish_waiting(self, result: object) -> None:
         """Become done, in a thread that waits: callbacks are left to the subclass's thread."""
         with _transition:
             if self._state == PENDING:

@@ -56,7 +56,7 @@ def whole(value: Any, low: int, high: int) -> int:
     return value
 
 
-def distinct(value: Any, count: int) -> list[int]:
+def distinct(value: object, count: int) -> list[int]:
     """Return `value` if it is a list of different ints from 0 to count - 1; ValueError if not."""
     if not isinstance(value, list) or len({whole(one, 0, count - 1) for one in value}) < len(value):
         raise ValueError(f"no list of different numbers below {count}")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
 
 NAME = "nc10d"
 
 
-def register(create: Callable[..., Any]) -> None:
+def register(create: Callable[..., object]) -> None:
     """Register the backend "nc10d", whose groups `create` makes; again: no change.
 
     It serves the CPU, and CUDA where torch finds a GPU. Nothing happens where torch.distributed has

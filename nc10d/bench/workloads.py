@@ -284,10 +284,7 @@ _WHOLE = ("reduce", "scan", "exscan", "broadcast", "send_recv", "broadcast_objec
 FACTORS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "window": lambda n: 2 * (n - 1) / n,
-    **dict.fromkeys(
-        ("reduce", "scan", "exscan", "broadcast", "send_recv", "broadcast_object_list"),
-        lambda n: 1.0,
-    ),
+    **dict.fromkeys(_WHOLE, lambda n: 1.0),
     "sendrecv": lambda n: 1.0,
     **dict.fromkeys(_EXCHANGES, lambda n: (n - 1) / n),
     "barrier": lambda n: 0.0,

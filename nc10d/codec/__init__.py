@@ -16,8 +16,6 @@ Decoding calls no functions that the stream names, except those registered on th
 malformed stream raises CodecError. Memory stays in proportion to the stream, depth below MAX_DEPTH.
 """
 
-from __future__ import annotations
-
 from nc10d.codec.decoder import decode
 from nc10d.codec.encoder import encode
 from nc10d.codec.messages import EncodedMessage, Envelope, MessageKind, encode_pickled

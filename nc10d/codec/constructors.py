@@ -55,7 +55,7 @@ def _arguments(value: Any, shape: Any) -> tuple[Any, ...]:
     return dtype_of(value.dtype).code, shape, value.tobytes()
 
 
-def array_from(code: Any, shape: Any, content: Any, name: Any = None) -> Any:
+def array_from(code: object, shape: object, content: object, name: object = None) -> Any:
     """Return an array with these bytes and the dtype with this code; a scalar without `shape`.
 
     With a `name` the result has the registered array type of that name. Inside a `located` block,
@@ -69,7 +69,7 @@ def array_from(code: Any, shape: Any, content: Any, name: Any = None) -> Any:
         return value if shape is None else call_user("map_location", locate, value)
 
 
-def _value(code: Any, shape: Any, content: Any, name: Any) -> Any:
+def _value(code: object, shape: object, content: object, name: object) -> object:
     # Arguments may be tuples that are very long to hash, or to put into words.
     if type(code) is not int or type(content) is not bytes or len(content) > MOST_BYTES:
         raise CodecError("an array comes as the code of its dtype, its shape and its bytes")
@@ -84,7 +84,7 @@ def _value(code: Any, shape: Any, content: Any, name: Any) -> Any:
     return call_user(f"the decoder of {name!r}", codec.decode, array)
 
 
-def _array(code: int, shape: Any, content: bytes) -> Array:
+def _array(code: int, shape: object, content: bytes) -> Array:
     dtype, itemsize = _element_type(code)
     if type(shape) is not tuple or len(shape) > _MOST_DIMENSIONS or set(map(type, shape)) - {int}:
         raise CodecError(f"an array's shape is a tuple of at most {_MOST_DIMENSIONS} ints")

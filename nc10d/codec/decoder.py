@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sized
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,8 @@ from nc10d.errors import CodecError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Bytes = npt.NDArray[np.uint8]
+T = TypeVar("T")
+C = TypeVar("C", bound=Sized)
 Locate = Callable[[Any], Any] | None
 """A function that replaces each received array (map_location), or None."""
 _ALIGN = 64
@@ -116,7 +118,7 @@ class _Frame:
         self.tag = tag
         self.count = 2 * count if tag is Tag.DICT else count
         self.hashed = tags.hashed_children(tag, count, inside_key)
-        self.items: list[Any] = []
+        self.items: list[object] = []
         self.levels = 0
 
 
@@ -128,11 +130,11 @@ class _Decoder:
         self._header = header
         self._payload = payload
         self._locate = locate
-        self._numbered: list[Any] = []
+        self._numbered: list[object] = []
         self._levels: list[int] = []  # of the numbered values
         self._frames: list[_Frame] = []
 
-    def walk(self) -> Any:
+    def walk(self) -> object:
         """Read a value and everything inside."""
         frames = self._frames
         while True:
@@ -160,13 +162,11 @@ class _Decoder:
             raise CodecError(f"{len(self._header) - self.at} bytes follow the object")
         self._payload.finish()
 
-    def _built(self, frame: _Frame) -> Any:
-        """Build the container from the children."""
+    def _built(self, frame: _Frame) -> object:
         value = _BUILD[frame.tag](frame.items)
         return self._located(value) if _is_array(frame) else value
 
-    def _located(self, array: Any) -> Any:
-        """Return an array's replacement."""
+    def _located(self, array: object) -> object:
         return array if self._locate is None else call_user("map_location", self._locate, array)
 
     def _open(self, tag: Tag, hashed: bool) -> None:
@@ -181,7 +181,7 @@ class _Decoder:
         if self._frames:
             self._frames[-1].levels = max(self._frames[-1].levels, levels)
 
-    def _refer(self, hashed: bool) -> Any:
+    def _refer(self, hashed: bool) -> object:
         number = self.unpack(tags.COUNT)[0]
         value = self._numbered[number]
         self._nest(self._levels[number])
@@ -190,7 +190,7 @@ class _Decoder:
             raise CodecError("a key refers to a container")
         return value
 
-    def number(self, value: Any, levels: int = 0) -> Any:
+    def number(self, value: T, levels: int = 0) -> T:
         """Give a value the next number; return the value."""
         self._numbered.append(value)
         self._levels.append(levels)
@@ -215,7 +215,6 @@ class _Decoder:
         return self.take(self.unpack(tags.COUNT)[0])
 
     def dtype(self, code: int) -> DType:
-        """Return a code's element type."""
         found = _DTYPES.get(code)
         if found is None:
             raise CodecError(f"no element type has the code {code}")
@@ -225,13 +224,12 @@ class _Decoder:
         """Read a byte string from the payload."""
         return self._payload.take(self.unpack(tags.INT64)[0])
 
-    def packed(self, dtype: type[Any]) -> list[Any]:
+    def packed(self, dtype: type) -> list[object]:
         """Read a list of numbers from the payload."""
         numbers: list[Any] = self._payload.take(8 * self.unpack(tags.INT64)[0]).view(dtype).tolist()
         return numbers
 
-    def array(self) -> Any:
-        """Read an array."""
+    def array(self) -> object:
         code, ndim = self.unpack(tags.ARRAY)
         dtype = self.dtype(code)
         shape = [self.unpack(tags.INT64)[0] for _ in range(ndim)]
@@ -246,8 +244,7 @@ class _Decoder:
         inner = self._frames and _is_array(self._frames[-1])
         return array if inner else self._located(array)
 
-    def scalar(self) -> Any:
-        """Read a NumPy scalar."""
+    def scalar(self) -> object:
         dtype = self.dtype(self.take(1)[0])
         content = self.take(dtype.itemsize)
         if dtype is DType.BOOL and content[0] > 1:
@@ -260,25 +257,24 @@ def _is_array(frame: _Frame) -> bool:
     return frame.tag is Tag.OBJECT and codec_named(frame.items[0]).move is not None
 
 
-def _distinct(found: Any, count: int) -> Any:
+def _distinct(found: C, count: int) -> C:
     if len(found) != count:
         raise CodecError(f"{count} keys or elements are announced, {len(found)} differ")
     return found
 
 
-def _dict(items: list[Any]) -> dict[Any, Any]:
+def _dict(items: list[Any]) -> dict[object, object]:
     count = len(items) // 2
-    found: dict[Any, Any] = _distinct(dict(zip(items[:count], items[count:], strict=True)), count)
-    return found
+    return _distinct(dict(zip(items[:count], items[count:], strict=True)), count)
 
 
-def _object(items: list[Any]) -> Any:
+def _object(items: list[Any]) -> object:
     name, state = items
     codec = codec_named(name)
     return call_user(f"the decoder of {codec.name!r}", codec.decode, state)
 
 
-def call_user(name: str, function: Callable[[Any], Any], argument: Any) -> Any:
+def call_user(name: str, function: Callable[[Any], object], argument: object) -> Any:
     """Call a user's function on a received value; CodecError if the function fails."""
     try:
         return function(argument)
@@ -288,7 +284,7 @@ def call_user(name: str, function: Callable[[Any], Any], argument: Any) -> Any:
         raise CodecError(f"{name} failed: {type(error).__name__}: {error}") from error
 
 
-_BUILD: dict[int, Callable[[list[Any]], Any]] = {
+_BUILD: dict[int, Callable[[list[Any]], object]] = {
     Tag.LIST: lambda items: items,
     Tag.TUPLE: tuple,
     Tag.DICT: _dict,
@@ -296,7 +292,7 @@ _BUILD: dict[int, Callable[[list[Any]], Any]] = {
     Tag.FROZENSET: lambda items: _distinct(frozenset(items), len(items)),
     Tag.OBJECT: _object,
 }
-_READ: dict[int, Callable[[_Decoder], Any]] = {
+_READ: dict[int, Callable[[_Decoder], object]] = {
     Tag.NONE: lambda d: None,
     Tag.FALSE: lambda d: False,
     Tag.TRUE: lambda d: True,

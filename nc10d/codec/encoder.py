@@ -24,7 +24,7 @@ from nc10d.codec.type_registry import codec_of
 from nc10d.errors import CodecError
 
 
-def encode(value: Any) -> EncodedMessage:
+def encode(value: object) -> EncodedMessage:
     """Return a value's message, which refers to the value's arrays and does not copy them.
 
     CodecError for an unsupported type (the message names it), for an object with arrays or
@@ -35,7 +35,7 @@ def encode(value: Any) -> EncodedMessage:
     return walk(value) if stream is None else EncodedMessage(MessageKind.PLAIN, stream)
 
 
-def walk(value: Any) -> EncodedMessage:
+def walk(value: object) -> EncodedMessage:
     """Return the message for a value that need not be plain; errors are as in `encode`."""
     encoder = _Encoder()
     encoder.walk(value)
@@ -50,7 +50,7 @@ class _Frame:
 
     __slots__ = ("children", "hashed", "levels", "taken", "value")
 
-    def __init__(self, value: Any, children: Iterator[Any], hashed: int) -> None:
+    def __init__(self, value: object, children: Iterator[object], hashed: int) -> None:
         self.value = value
         self.children = children
         self.hashed = hashed
@@ -65,12 +65,12 @@ class _Encoder:
         self.chunks: list[Array] = []
         # By id, each written value's number and levels, and the value itself, which keeps the id
         # valid.
-        self._seen: dict[int, tuple[int, Any, int]] = {}
+        self._seen: dict[int, tuple[int, object, int]] = {}
         self._frames: list[_Frame] = []
         self._count = 0
         self._open: set[int] = set()
 
-    def walk(self, value: Any) -> None:
+    def walk(self, value: object) -> None:
         """Write a value and everything inside."""
         frames = self._frames = [_Frame(None, iter((value,)), 0)]
         while frames:
@@ -114,7 +114,7 @@ class _Encoder:
         write(self, value)
         return None
 
-    def _refer(self, value: Any, hashed: bool) -> bool:
+    def _refer(self, value: object, hashed: bool) -> bool:
         """Write a reference if the value was written before; return whether one was written."""
         seen = self._seen.get(id(value))
         if seen is None or (hashed and type(value) not in (str, bytes)):
@@ -137,11 +137,11 @@ class _Encoder:
         self.chunks.append(chunk)
         return True
 
-    def _number(self, value: Any, levels: int = 0) -> None:
+    def _number(self, value: object, levels: int = 0) -> None:
         self._seen[id(value)] = (self._count, value, levels)
         self._count += 1
 
-    def _open_frame(self, value: Any, kind: type[Any], hashed: bool) -> _Frame:
+    def _open_frame(self, value: Any, kind: type, hashed: bool) -> _Frame:
         if id(value) in self._open:
             raise CodecError(f"a {kind.__name__} contains itself, which can't be carried")
         tag = _CONTAINERS.get(kind)
@@ -163,7 +163,6 @@ class _Encoder:
             self._nest(frame.levels + 1)
 
     def tagged(self, tag: Tag, content: bytes) -> None:
-        """Write a tag and the content."""
         self.header.append(tag)
         self.header += content
 
@@ -174,7 +173,7 @@ def _length(count: int) -> bytes:
     return tags.COUNT.pack(count)
 
 
-def _state(value: Any, kind: type[Any]) -> Sequence[Any]:
+def _state(value: Any, kind: type) -> Sequence[object]:
     """Return the name and state of a value with a registered type; CodecError for other types."""
     codec = codec_of(kind) or codec_by_name(kind)
     if codec is None:
@@ -244,7 +243,7 @@ def _dtype_object(encoder: _Encoder, value: np.dtype[Any]) -> None:
 _Writer = Callable[[_Encoder, Any], None]
 
 
-def _writer_for_numpy(kind: type[Any]) -> _Writer | None:
+def _writer_for_numpy(kind: type[object]) -> _Writer | None:
     """Return and cache the writer for a type of NumPy scalars or dtypes; None for others."""
     if not issubclass(kind, (np.generic, np.dtype)):
         return None
@@ -252,7 +251,7 @@ def _writer_for_numpy(kind: type[Any]) -> _Writer | None:
     return _PLAIN[kind]
 
 
-_PLAIN: dict[type[Any], _Writer] = {
+_PLAIN: dict[type, _Writer] = {
     type(None): lambda e, _: e.header.append(Tag.NONE),
     bool: lambda e, value: e.header.append(Tag.TRUE if value else Tag.FALSE),
     int: _int,
@@ -260,18 +259,18 @@ _PLAIN: dict[type[Any], _Writer] = {
     float: lambda e, value: e.tagged(Tag.FLOAT, tags.FLOAT.pack(value)),
     complex: lambda e, value: e.tagged(Tag.COMPLEX, tags.COMPLEX.pack(value.real, value.imag)),
 }
-_NUMBERED: dict[type[Any], _Writer] = {
+_NUMBERED: dict[type, _Writer] = {
     str: _text,
     CallableStr: _text,
     bytes: _byte_string(Tag.BYTES, Tag.BLOB),
     bytearray: _byte_string(Tag.BYTE_ARRAY, Tag.BLOB_ARRAY),
     np.ndarray: _array,
 }
-_PACKS: dict[type[Any], tuple[Tag, type[Any]]] = {
+_PACKS: dict[type, tuple[Tag, type[np.generic]]] = {
     float: (Tag.FLOATS, np.float64),
     int: (Tag.INTS, np.int64),
 }
-_CONTAINERS: dict[type[Any], Tag] = {
+_CONTAINERS: dict[type, Tag] = {
     list: Tag.LIST,
     tuple: Tag.TUPLE,
     dict: Tag.DICT,

@@ -40,7 +40,7 @@ class _Pickler(pickle.Pickler):
         # A started process runs the main file again, if there is one.
         self._no_main = with_main or getattr(main, "__file__", None) is None
 
-    def reducer_override(self, obj: Any) -> Any:
+    def reducer_override(self, obj: object) -> Any:
         if isinstance(obj, types.ModuleType):
             return importlib.import_module, (obj.__name__,)
         if isinstance(obj, types.FunctionType) and not self._importable(obj):
@@ -57,7 +57,7 @@ class _Pickler(pickle.Pickler):
             found = getattr(found, name, None)
         return found is obj
 
-    def _by_value(self, function: types.FunctionType) -> Any:
+    def _by_value(self, function: types.FunctionType) -> object:
         names = set(_names(function.__code__))
         state = {
             "globals": {k: v for k, v in function.__globals__.items() if k in names},
@@ -90,7 +90,7 @@ class _Pickler(pickle.Pickler):
                 ) from error
 
 
-def _class_by_value(kind: type) -> Any:
+def _class_by_value(kind: type) -> object:
     try:
         cloudpickle = import_to_end("cloudpickle")
     except raised_here(ImportError):
@@ -106,7 +106,7 @@ class _Empty:
     """Stands for the missing value of a variable."""
 
 
-def _content(cell: types.CellType) -> Any:
+def _content(cell: types.CellType) -> object:
     try:
         return cell.cell_contents
     except ValueError:  # the variable has no value yet

@@ -273,7 +273,7 @@ def _copy_chunk(flat: Bytes, at: int, chunk: Array) -> int:
     return following
 
 
-def encode_pickled(value: Any) -> EncodedMessage:
+def encode_pickled(value: object) -> EncodedMessage:
     """Pickle any object; an exception from the object's own code is passed on."""
     buffers: list[pickle.PickleBuffer] = []
     stream = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)

@@ -28,6 +28,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from numba import carray, njit, types
 
 from nc10d.codec.tags import MAX_DEPTH
@@ -135,7 +136,7 @@ def nc10d_items(address: int, places: int) -> Any:
 
 
 @njit(nogil=True)
-def nc10d_number(stream: Any, at: int, width: int) -> Any:
+def nc10d_number(stream: npt.NDArray[np.uint8], at: int, width: int) -> Any:
     """Return a little-endian number of up to 8 bytes; negative beyond an int64."""
     number: Any = np.int64(0)
     for i in range(width):
@@ -205,7 +206,9 @@ def nc10d_take_items(code: int, items: Any, top: int) -> Any:
 
 
 @njit(nogil=True)
-def nc10d_is_text(stream: Any, start: int, size: int, text: Any) -> bool:
+def nc10d_is_text(
+    stream: npt.NDArray[np.uint8], start: int, size: int, text: npt.NDArray[np.uint8]
+) -> bool:
     """Return whether the `size` bytes from `start` on are a text's."""
     same = 0
     while size == text.size and same < size and stream[start + same] == text[same]:
@@ -214,7 +217,7 @@ def nc10d_is_text(stream: Any, start: int, size: int, text: Any) -> bool:
 
 
 @njit(nogil=True)
-def nc10d_text_kind(stream: Any, start: int, size: int) -> int:
+def nc10d_text_kind(stream: npt.NDArray[np.uint8], start: int, size: int) -> int:
     """Return a short text's kind: the function's module or name, or any other."""
     if nc10d_is_text(stream, start, size, _FUNCTION_MODULE):
         return _MODULE
@@ -222,7 +225,7 @@ def nc10d_text_kind(stream: Any, start: int, size: int) -> int:
 
 
 @njit(nogil=True)
-def nc10d_is_plain_pickle(stream: Any, items: Any) -> bool:
+def nc10d_is_plain_pickle(stream: npt.NDArray[np.uint8], items: Any) -> bool:
     """Return whether a pickle builds one plain object; `items` has a row more than its bytes."""
     size, at, top, kept = stream.size, 0, 0, 0
     hashed: Any = np.int64(0)

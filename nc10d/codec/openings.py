@@ -52,7 +52,7 @@ class Openings:
         # The same arrays for each message: a call on known arrays is prepared.
         self._own_pieces, self._pieces = cut(self.own), cut(self.table[0])
         self.first = self._pieces[0]
-        self.arrays: dict[int, tuple[Any, Any]] = {
+        self.arrays: dict[int, tuple[object, object]] = {
             compiled.SEND: (tuple(self._own_pieces), 0),
             compiled.RECEIVE: (tuple(self._pieces), 0),
             compiled.BROADCAST_ROOT: (self.own, self.own),
@@ -121,7 +121,7 @@ class Openings:
         if answer is not None:
             self._written = self._written or self._state[_END]
 
-    def put(self, value: Any) -> bool:
+    def put(self, value: object) -> bool:
         """Write an object; return whether `own` has its message: the object is plain, and fits.
 
         The object is `value`, unless the hook `before` has written it already.

@@ -46,7 +46,7 @@ _REFUSALS = _NotPlain, ValueError, RuntimeError
 
 
 class _Pickler(pickle.Pickler):
-    def reducer_override(self, value: Any) -> Any:
+    def reducer_override(self, value: object) -> Any:
         # Called for each value with another type, before any code of that type runs.
         if value is array_from:
             return NotImplemented  # by its name
@@ -106,7 +106,7 @@ class PlainWriter:
         return -self.tell() if isinstance(error, _REFUSALS) else 0
 
 
-def encode_plain(value: Any) -> bytes | None:
+def encode_plain(value: object) -> bytes | None:
     """Return a plain object's stream, None for any other object."""
     writer = PlainWriter()
     stream = writer.memory[: max(0, writer.write(value))]

@@ -14,7 +14,7 @@ import enum
 import pathlib
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -28,7 +28,7 @@ _FACTORIES = {None: None} | {
 """A defaultdict's factories that travel, by name."""
 
 
-def _take(state: Any, *kinds: type[Any]) -> Any:
+def _take(state: object, *kinds: type) -> tuple[Any, ...]:
     """Return a state that is a tuple with these exact types; CodecError for others."""
     if type(state) is not tuple or tuple(map(type, state)) != kinds:
         names = ", ".join(kind.__name__ for kind in kinds)
@@ -36,38 +36,38 @@ def _take(state: Any, *kinds: type[Any]) -> Any:
     return state
 
 
-def _with_attributes(value: Any, attributes: Any) -> Any:
+def _with_attributes(value: Any, attributes: object) -> Any:
     if type(attributes) is not dict or set(map(type, attributes)) - {str}:
         raise CodecError("attributes are a dict from names to values")
     vars(value).update(attributes)
     return value
 
 
-def _ordered_dict(state: Any) -> Any:
+def _ordered_dict(state: object) -> Any:
     items, attributes = _take(state, dict, dict)
     return _with_attributes(OrderedDict(items), attributes)
 
 
-def _factory_name(factory: Any) -> str | None:
+def _factory_name(factory: object) -> str | None:
     if factory is None or _FACTORIES.get(getattr(factory, "__name__", "")) is factory:
         return None if factory is None else str(factory.__name__)
     raise CodecError(f"a defaultdict with the factory {factory!r} can't be carried: send dict(it)")
 
 
-def _default_dict(state: Any) -> Any:
+def _default_dict(state: object) -> defaultdict[object, object]:
     (name,), items = _take(state, tuple, dict)
     if type(name) not in (type(None), str):  # a tuple may be too long to hash
         raise CodecError(f"a factory is sent by its name, not as a {type(name).__name__}")
     return defaultdict(_FACTORIES[name], items)
 
 
-def _counter(state: Any) -> Any:
+def _counter(state: object) -> Counter[object]:
     if type(state) is not dict:
         raise CodecError(f"the counts are a dict, not a {type(state).__name__}")
     return Counter(state)
 
 
-def _deque(state: Any) -> Any:
+def _deque(state: object) -> deque[object]:
     items, (most,) = _take(state, list, tuple)
     return deque(items, most)
 
@@ -90,7 +90,7 @@ for _path in (pathlib.PurePosixPath, pathlib.PosixPath):
     register_type(_path, str, _path, f"pathlib.{_path.__name__}")
 
 
-def _iso(value: Any) -> Any:
+def _iso(value: Any) -> str | tuple[str, datetime.timezone]:
     """Return a date or a time as a text, and the zone if that has a separate name.
 
     CodecError if a text does not hold everything.
@@ -108,12 +108,12 @@ def _parts_of(zone: Any) -> Any:
     return zone.__getinitargs__()
 
 
-def _zone(state: Any) -> Any:
+def _zone(state: Sized) -> datetime.timezone:
     kinds = (datetime.timedelta, str) if len(state) == 2 else (datetime.timedelta,)
     return datetime.timezone(*_take(state, *kinds))
 
 
-def _from_iso(read: Callable[[str], Any], state: Any) -> Any:
+def _from_iso(read: Callable[[str], Any], state: object) -> object:
     if type(state) is str:
         return read(state)
     text, zone = _take(state, str, datetime.timezone)
@@ -131,7 +131,7 @@ register_type(
 register_type(datetime.timezone, _parts_of, _zone)
 
 
-def _find(module: Any, qualname: Any) -> Any:
+def _find(module: str, qualname: object) -> object:
     """Return what an imported module holds under a name, None if there is no such name.
 
     Only the dicts of modules and classes are looked at: a module's `__getattr__` may run anything.
@@ -154,7 +154,7 @@ def _is_named_tuple(kind: Any) -> bool:
     )
 
 
-def _class_of(what: str, module: Any, qualname: Any, fits: Callable[[Any], bool]) -> Any:
+def _class_of(what: str, module: str, qualname: str, fits: Callable[[Any], bool]) -> Any:
     found = _find(module, qualname)
     if not fits(found):
         raise CodecError(
@@ -164,7 +164,7 @@ def _class_of(what: str, module: Any, qualname: Any, fits: Callable[[Any], bool]
     return found
 
 
-def _named_tuple(state: Any) -> Any:
+def _named_tuple(state: object) -> object:
     module, qualname, fields, values = _take(state, str, str, tuple, tuple)
     if set(map(type, fields)) - {str}:  # other fields may be too long to put into words
         raise CodecError("the fields of a named tuple are texts")
@@ -174,7 +174,7 @@ def _named_tuple(state: Any) -> Any:
     return tuple.__new__(kind, values)
 
 
-def _member(state: Any) -> Any:
+def _member(state: object) -> object:
     module, qualname, name = _take(state, str, str, str)
     kind = _class_of("member", module, qualname, lambda x: issubclass(type(x), enum.EnumMeta))
     if name not in kind._member_map_:

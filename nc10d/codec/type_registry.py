@@ -22,22 +22,22 @@ class TypeCodec(NamedTuple):
     """
 
     name: str
-    kind: type[Any]
-    encode: Callable[[Any], Any]
-    decode: Callable[[Any], Any]
-    move: Callable[[Any, str], Any] | None = None
+    kind: type
+    encode: Callable[[Any], object]
+    decode: Callable[[Any], object]
+    move: Callable[[Any, str], object] | None = None
 
 
-_by_type: dict[type[Any], TypeCodec] = {}
+_by_type: dict[type, TypeCodec] = {}
 _by_name: dict[str, TypeCodec] = {}
 
 
 def register_type(
     kind: type[T],
-    encode: Callable[[T], Any],
+    encode: Callable[[T], object],
     decode: Callable[[Any], T],
     name: str | None = None,
-    move: Callable[[T, str], Any] | None = None,
+    move: Callable[[T, str], object] | None = None,
 ) -> None:
     """Let the object calls send values whose type is exactly `kind`.
 
@@ -109,17 +109,17 @@ def _register_dataclass(kind: type[T], name: str | None) -> type[T]:
     return kind
 
 
-def register_finder(name: str, decode: Callable[[Any], Any]) -> None:
+def register_finder(name: str, decode: Callable[[Any], object]) -> None:
     """Let `decode(state)` find the class of values that travel under a name for many classes."""
     _by_name[name] = TypeCodec(name, object, lambda value: value, decode)
 
 
-def codec_of(kind: type[Any]) -> TypeCodec | None:
+def codec_of(kind: type[object]) -> TypeCodec | None:
     """Return a type's codec, or None if the type is not registered."""
     return _by_type.get(kind)
 
 
-def codec_named(name: Any) -> TypeCodec:
+def codec_named(name: object) -> TypeCodec:
     """Return the codec registered under a name; CodecError if there is none."""
     if type(name) is not str:  # another value may be too long to put into words
         raise CodecError(f"the name of a registered type is text, not a {type(name).__name__}")
@@ -133,5 +133,5 @@ def codec_named(name: Any) -> TypeCodec:
     return found
 
 
-def _full_name(kind: type[Any]) -> str:
+def _full_name(kind: type[object]) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"

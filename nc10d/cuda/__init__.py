@@ -10,8 +10,6 @@ The layer needs no framework, and importing it imports nothing of CUDA. The firs
 the driver loads the driver; UnsupportedPlatform names a missing part.
 """
 
-from __future__ import annotations
-
 from nc10d.cuda.driver import available as available
 from nc10d.cuda.driver import current_device as current_device
 from nc10d.cuda.driver import device_count as device_count

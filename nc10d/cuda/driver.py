@@ -127,7 +127,7 @@ def device_at(pointer: int) -> int:
     return int(call("cuPointerGetAttribute", attribute, pointer))
 
 
-def ordinal(device: Any) -> int:
+def ordinal(device: object) -> int:
     """Return a device's number: an int, "cuda:1", or an object with `index`, `id` or both.
 
     "cuda", and None as an index, are the current device. ValueError for other kinds of device.

@@ -14,6 +14,7 @@ from operator import attrgetter
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from nc10d.arrays.buffer import Buffer, as_buffer, is_packed, packed_strides, register
 from nc10d.arrays.dtypes import DType, dtype_of
@@ -79,7 +80,7 @@ class DeviceArray:
             raise ValueError(f"{prod(self.shape)} elements can't have the shape {shape}")
         return DeviceArray(self.address, shape, self.dtype, self.device, self.owner)
 
-    def __setitem__(self, index: Any, source: Any) -> None:
+    def __setitem__(self, index: object, source: object) -> None:
         """Queue a write to all elements: `x[...] = y`, a device array with the same count, or 0."""
         if index is not Ellipsis:
             raise IndexError(f"write to all of it: x[...] or x[3:5][...], not x[{index!r}]")
@@ -119,7 +120,7 @@ class DeviceView:
 
     __slots__ = ("__weakref__", "buffer", "owner")
 
-    def __init__(self, owner: Any, shape: tuple[int, ...], first: int) -> None:
+    def __init__(self, owner: object, shape: tuple[int, ...], first: int) -> None:
         whole = as_buffer(owner)
         packed = packed_strides(shape, whole.dtype.itemsize)
         self.owner = owner
@@ -137,7 +138,9 @@ class DeviceView:
         return self.buffer.shape
 
 
-def empty(shape: int | tuple[int, ...], dtype: Any = np.float32, device: Any = None) -> DeviceArray:
+def empty(
+    shape: int | tuple[int, ...], dtype: DType | npt.DTypeLike = np.float32, device: object = None
+) -> DeviceArray:
     """Return an array with undefined contents on a device (default: the current)."""
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     kind = dtype if isinstance(dtype, DType) else dtype_of(np.dtype(dtype))
@@ -149,7 +152,9 @@ def empty(shape: int | tuple[int, ...], dtype: Any = np.float32, device: Any = N
     return DeviceArray(address, shape, kind, number, _Allocation(number, address))
 
 
-def zeros(shape: int | tuple[int, ...], dtype: Any = np.float32, device: Any = None) -> DeviceArray:
+def zeros(
+    shape: int | tuple[int, ...], dtype: DType | npt.DTypeLike = np.float32, device: object = None
+) -> DeviceArray:
     """Return an array of zeros on a device (default: the current); see `empty`."""
     made = empty(shape, dtype, device)
     fill(made, 0)
@@ -165,7 +170,7 @@ def fill(x: DeviceArray, value: float) -> None:
             call("cuMemsetD8Async", x.address, 0, x.nbytes, stream_of(x))
 
 
-def copy_to(target: Any, source: Any) -> None:
+def copy_to(target: object, source: object) -> None:
     """Queue a copy of a device array to another; the arrays may belong to any library.
 
     The copy runs on the target's current stream, after work that is already queued on the current
@@ -187,7 +192,7 @@ def copy_to(target: Any, source: Any) -> None:
         order_others_after(here, {there})
 
 
-def copy_of(x: Any) -> DeviceArray:
+def copy_of(x: object) -> DeviceArray:
     """Return a copy of any library's contiguous device array; copying is queued."""
     buffer = as_buffer(x)
     twin = empty(buffer.shape, buffer.dtype, device_of(x))
@@ -195,7 +200,7 @@ def copy_of(x: Any) -> DeviceArray:
     return twin
 
 
-def bytes_now(x: Any) -> HostArray:
+def bytes_now(x: object) -> HostArray:
     """Return the present bytes of a contiguous device array, in no stream's order."""
     buffer = as_buffer(x)
     found: HostArray = np.empty(buffer.nbytes, np.uint8)
@@ -208,7 +213,7 @@ def bytes_now(x: Any) -> HostArray:
     return found
 
 
-def copy_now(target: Any, source: Any) -> None:
+def copy_now(target: object, source: object) -> None:
     """Copy a contiguous device array to another one alike, in no stream's order; blocks."""
     to, of = as_buffer(target), as_buffer(source)
     if to.nbytes:
@@ -218,7 +223,7 @@ def copy_now(target: Any, source: Any) -> None:
             mine.synchronize()
 
 
-def write_now(target: Any, x: HostArray) -> None:
+def write_now(target: object, x: HostArray) -> None:
     """Copy a host array to a contiguous device array alike, in no stream's order; blocks."""
     to, packed = as_buffer(target), np.ascontiguousarray(x)
     if (to.count, to.dtype) != (packed.size, dtype_of(packed.dtype)):
@@ -236,7 +241,7 @@ def synchronize_stream(key: StreamKey) -> None:
         call("cuStreamSynchronize", key.stream)
 
 
-def current_stream_key(x: Any, device: int | None = None) -> StreamKey:
+def current_stream_key(x: object, device: int | None = None) -> StreamKey:
     """Return an array's current stream, with its device, which is looked up if not given."""
     # The handle 0 means LEGACY too.
     return StreamKey(stream_of(x) or streams.LEGACY, device_of(x) if device is None else device)
@@ -275,7 +280,7 @@ def _free(device: int, address: int) -> None:
         call("cuMemFreeAsync", address, streams.LEGACY)
 
 
-def to_device(x: HostArray, device: Any = None) -> DeviceArray:
+def to_device(x: HostArray, device: object = None) -> DeviceArray:
     """Return a copy of a host array in device memory; blocks until done."""
     x = np.asarray(x)
     array = empty(x.shape, x.dtype, device)
@@ -283,7 +288,7 @@ def to_device(x: HostArray, device: Any = None) -> DeviceArray:
     return array
 
 
-def to_host(x: Any) -> HostArray:
+def to_host(x: object) -> HostArray:
     """Return a copy of any contiguous device array in host memory; blocks until done."""
     buffer = as_buffer(x)
     if not buffer.contiguous:
@@ -295,7 +300,7 @@ def to_host(x: Any) -> HostArray:
     return result
 
 
-def device_of(x: Any) -> int:
+def device_of(x: object) -> int:
     """Return the number of an array's device."""
     if isinstance(x, DeviceArray):
         return x.device

@@ -56,7 +56,7 @@ class Stream:
         call("cuStreamSynchronize", self.handle)
 
 
-def _destroy(device: int, made: Any) -> None:
+def _destroy(device: int, made: object) -> None:
     call("cuCtxPushCurrent", context(device))
     call("cuStreamDestroy", made)
     call("cuCtxPopCurrent")
@@ -106,7 +106,7 @@ def is_captured(stream: int) -> bool:
     return bool(status != driver().CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
 
 
-def stream_handle(stream: Any) -> int:
+def stream_handle(stream: object) -> int:
     """Return the handle of any library's stream; TypeError for other objects.
 
     An int is a handle. Objects have `__cuda_stream__`, or are CuPy's (`ptr`), torch's
@@ -151,7 +151,7 @@ def chosen_stream_or(home: int) -> int:
     return home if chosen is None else chosen
 
 
-def default_stream_of(x: Any) -> int | None:
+def default_stream_of(x: object) -> int | None:
     """Return the fixed stream of arrays like `x`; None if their library has a current one."""
     return _default_streams.get(type(x))
 
@@ -165,7 +165,7 @@ def register_stream(kind: type, find: Callable[[Any], int] | int) -> None:
         _finders[kind] = find
 
 
-def _finder_for(x: Any) -> Callable[[Any], int]:
+def _finder_for(x: object) -> Callable[[Any], int]:
     """Return the function that finds the current stream of arrays like `x`, and cache it."""
     root = type(x).__module__.partition(".")[0]
     find = {"cupy": _of_cupy, "torch": _of_torch}.get(root, _of_interface)
@@ -174,7 +174,7 @@ def _finder_for(x: Any) -> Callable[[Any], int]:
     return find
 
 
-def _of_cupy(_: Any) -> int:
+def _of_cupy(_: object) -> int:
     return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
 
 
@@ -182,7 +182,7 @@ def _of_torch(x: Any) -> int:
     return int(sys.modules["torch"].cuda.current_stream(x.device).cuda_stream)
 
 
-def _of_interface(x: Any) -> int:
+def _of_interface(x: object) -> int:
     """Read the stream of `__cuda_array_interface__` version 3; LEGACY if it is None."""
     interface = getattr(x, "__cuda_array_interface__", None) or {}
     named = interface.get("stream")

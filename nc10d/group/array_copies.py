@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -50,19 +49,19 @@ def new_array(x: Array, shape: Sequence[int]) -> Array:
     return memory.empty(tuple(shape), buffer.dtype, memory.device_of(x))
 
 
-def _new_of_numba(x: Any, shape: tuple[int, ...]) -> Any:
+def _new_of_numba(x: Array, shape: tuple[int, ...]) -> Array:
     cuda = sys.modules["numba.cuda"]
     with cuda.gpus[_device_memory().device_of(x)]:
         return cuda.device_array(shape, x.dtype)
 
 
-def _new_of_cupy(x: Any, shape: tuple[int, ...]) -> Any:
+def _new_of_cupy(x: Array, shape: tuple[int, ...]) -> Array:
     cupy = sys.modules["cupy"]
     with x.device:
         return cupy.empty(shape, x.dtype)
 
 
-_MAKERS: dict[str, Callable[[Any, tuple[int, ...]], Any]] = {
+_MAKERS: dict[str, Callable[[Array, tuple[int, ...]], Array]] = {
     "numba": _new_of_numba,
     "cupy": _new_of_cupy,
 }
@@ -128,6 +127,6 @@ def fill_output(call: str, group: Collectives, out: Array, x: Array, op: ReduceO
     return out
 
 
-def _device_memory() -> Any:
+def _device_memory() -> Array:
     # Imported late: jobs without a device do without the driver.
     return import_to_end("nc10d.cuda.memory")

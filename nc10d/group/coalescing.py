@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 
@@ -46,7 +45,7 @@ class BatchedWork(Work):
         if self._whole is None and not self._look():
             raise ValueError(f"{what}: its coalescing block has not ended yet; wait after it")
 
-    def _value(self) -> Any:
+    def _value(self) -> object:
         # A backend need not return the sender of a receive that names its source.
         op = self.ops[0]
         source = op.peer if isinstance(op, Recv) and self._result is None else None

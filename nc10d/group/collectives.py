@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from threading import get_ident
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from nc10d import ops
 from nc10d.arrays.arguments import integer
@@ -26,8 +26,10 @@ from nc10d.ops import SUM, Array, Op, ReduceOp
 from nc10d.ops.facts import FACTS, LISTS, NOTHING, settled
 from nc10d.work import Work
 
+T = TypeVar("T")
 
-def _given(items: Sequence[Any] | None) -> Sequence[Any] | None:
+
+def _given(items: Sequence[T] | None) -> Sequence[T] | None:
     """Read an empty sequence as None: c10d's callers use both for "nothing"."""
     return None if items is None or len(items) == 0 else items
 
@@ -59,14 +61,16 @@ class Runner:
         raise NotImplementedError
 
     def _call(
-        self, kind: type[Op], extra: Any, x: Array, y: Any, async_op: bool, timeout: Timeout
+        self, kind: type[Op], extra: object, x: Array, y: Any, async_op: bool, timeout: Timeout
     ) -> Work | None:
         """Run a call, if possible as a prepared call; `extra`, `x` and `y` are as in Parts."""
         # The caller has made ranks in `extra` plain ints, since 1.0 and np.int64(1) equal 1 as
         # keys, and has checked a tag.
         return self._run(FACTS[kind].make(extra, x, y), x, async_op, timeout)
 
-    def _start(self, kind: type[Op], extra: Any, x: Array, y: Any, timeout: Timeout) -> Work | None:
+    def _start(
+        self, kind: type[Op], extra: object, x: Array, y: object, timeout: Timeout
+    ) -> Work | None:
         """Start an asynchronous call, if possible as a prepared call; arguments as `_call`'s."""
         return self._run(FACTS[kind].make(extra, x, y), x, True, timeout)
 

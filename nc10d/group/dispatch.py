@@ -21,7 +21,7 @@ from nc10d.arrays.interop import lend, map_to_numpy, unowned_views, use_unowned_
 from nc10d.arrays.validate import validate
 from nc10d.backend.backend_table import BackendTable
 from nc10d.backend.config import BackendConfig
-from nc10d.backend.prepared_protocol import PreparedCall, Preparing
+from nc10d.backend.prepared_protocol import Arguments, PreparedCall, Preparing
 from nc10d.backend.protocol import Backend
 from nc10d.base.callable_values import CallableInt, CallableStr
 from nc10d.base.deadline import Deadline, Timeout, seconds
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from nc10d.codec.openings import Openings, OpeningsPool
 
 R = TypeVar("R")
-Originals = tuple[Any, Any] | None
-Attempt = Callable[[Preparing, Any, Any, Any, float, Originals], R | None]
+Originals = tuple[Arguments, Arguments] | None
+Attempt = Callable[[Preparing, Any, Arguments, Arguments, float, Originals], R | None]
 """Called as attempt(backend, prepared, x, y, timeout, originals); see Dispatcher._attempt."""
 
 Observer = Callable[[Any, Sequence[Op], int], object]
@@ -48,7 +48,7 @@ Observer = Callable[[Any, Sequence[Op], int], object]
 
 
 def _run(
-    backend: Preparing, call: Any, x: Any, y: Any, timeout: float, _: Originals
+    backend: Preparing, call: Any, x: Arguments, y: Arguments, timeout: float, _: Originals
 ) -> Literal[True] | None:
     answer = call.run(call.words, x, y)
     done = not (answer or call.in_flight) or backend.finish(call, answer, x, y, timeout)
@@ -56,20 +56,20 @@ def _run(
 
 
 def _start(
-    backend: Preparing, call: Any, x: Any, y: Any, timeout: float, originals: Originals
+    backend: Preparing, call: Any, x: Arguments, y: Arguments, timeout: float, originals: Originals
 ) -> Work | None:
     started: Work | None = call.start(backend.waiter, x, y, timeout, False, originals)
     return started
 
 
 def _start_messages(
-    backend: Preparing, _call: Any, ops: Any, _y: Any, timeout: float, _: Originals
+    backend: Preparing, _call: object, ops: Sequence[Op], _y: object, timeout: float, _: Originals
 ) -> list[Work] | None:
     return backend.start_messages(ops, timeout)
 
 
 def _exchange(
-    backend: Preparing, route: Any, x: Any, y: Any, timeout: float, _: Originals
+    backend: Preparing, route: Any, x: Arguments, y: Arguments, timeout: float, _: Originals
 ) -> Literal[True] | None:
     dst, tag, src, take = route
     return True if backend.exchange(dst, x, tag, src, y, take, timeout) else None
@@ -98,7 +98,7 @@ class Dispatcher(Collectives, PointToPoint):
         self._looks = 0
         # Arrays whose views were lent to calls that failed: a peer may still read them, until the
         # group is closed.
-        self._stranded: list[Any] = []
+        self._stranded: list[object] = []
         # The CPU's backend while nothing stands between a call and it: the group is usable,
         # nobody observes, no block is open. None sends every call the long way.
         self._preparing: Preparing | None = None
@@ -118,7 +118,7 @@ class Dispatcher(Collectives, PointToPoint):
         """Called when a device's backend has been made."""
 
     def _call(
-        self, kind: type[Op], extra: Any, x: Array, y: Any, async_op: bool, timeout: Timeout
+        self, kind: type[Op], extra: object, x: Array, y: object, async_op: bool, timeout: Timeout
     ) -> Work | None:
         backend = self._preparing
         if async_op:
@@ -231,7 +231,7 @@ class Dispatcher(Collectives, PointToPoint):
         prepared: PreparedCall[Any],
         answer: int,
         openings: Openings,
-        arguments: tuple[Any, Any],
+        arguments: tuple[Arguments, Arguments],
     ) -> None:
         """Complete the operation at which the hooks have stopped, if that has begun; may block."""
         x, y = arguments

@@ -20,7 +20,7 @@ import socket
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import FrameType
@@ -229,12 +229,10 @@ _recorded: weakref.WeakKeyDictionary[ProcessGroup, set[str]] = weakref.WeakKeyDi
 """The groups that write dumps, and their devices."""
 
 
-def dump_automatically(
-    group: ProcessGroup, device: str = "cpu", environment: Mapping[str, str] = os.environ
-) -> None:
+def dump_automatically(group: ProcessGroup, device: str = "cpu") -> None:
     """Have a group write a backend's dumps, if the environment names a folder; see the module."""
-    folder = environment.get(FOLDER)
-    if environment.get(SIGNAL) and not folder:
+    folder, signal_name = os.environ.get(FOLDER), os.environ.get(SIGNAL)
+    if signal_name and not folder:
         _log.warning("%s writes nothing: %s does not say where to", SIGNAL, FOLDER)
     if not folder or device not in group.config.devices:
         return
@@ -242,8 +240,8 @@ def dump_automatically(
         return
     _recorded.setdefault(group, set()).add(device)
     FlightRecorder(group, device).dump_on_failure(Path(folder))
-    if environment.get(SIGNAL):
-        _dump_on_signal(environment[SIGNAL], Path(folder))
+    if signal_name:
+        _dump_on_signal(signal_name, Path(folder))
 
 
 def _write(recorder: FlightRecorder, folder: Path, **why: Any) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
 
 from nc10d.arrays.arguments import check_distinct_ranks, integer
 from nc10d.base.deadline import Deadline, Timeout
@@ -29,10 +28,10 @@ def new_group(
     ranks: Sequence[int] | None = None,
     timeout: Timeout = None,
     backend: str | None = None,
-    pg_options: Any = None,
+    pg_options: object = None,
     use_local_synchronization: bool = False,
     group_desc: str | None = None,
-    device_id: Any = None,
+    device_id: object = None,
     sort_ranks: bool = True,
 ) -> ProcessGroup | NonMember | None:
     """Make a group of global `ranks` (None: all); every rank calls, in the same order.
@@ -79,9 +78,9 @@ def _join(
     members: Sequence[int],
     timeout: Timeout,
     backend: str | None,
-    options: Any,
+    options: object,
     description: str | None,
-    device: Any,
+    device: object,
 ) -> ProcessGroup:
     """Make a group that this rank is in; blocks until all members have come."""
     parent = get_default_group()
@@ -98,9 +97,9 @@ def make_groups(
     lists: Sequence[Sequence[int]],
     timeout: Timeout = None,
     backend: str | None = None,
-    options: Any = None,
+    options: object = None,
     description: str | None = None,
-    device: Any = None,
+    device: object = None,
 ) -> list[ProcessGroup | NonMember]:
     """Make a group for each list of global ranks, in a single `call` (a text) by all ranks."""
     parent = get_default_group()
@@ -142,7 +141,7 @@ def new_subgroups(
     group: ProcessGroup | None = None,
     timeout: Timeout = None,
     backend: str | None = None,
-    pg_options: Any = None,
+    pg_options: object = None,
     group_desc: str | None = None,
 ) -> tuple[ProcessGroup | NonMember | None, list[ProcessGroup | NonMember | None]]:
     """Cut the ranks of `group` into runs of `group_size`; return (this rank's group, all groups).
@@ -173,7 +172,7 @@ def new_subgroups_by_enumeration(
     ranks_per_subgroup_list: Sequence[Sequence[int]],
     timeout: Timeout = None,
     backend: str | None = None,
-    pg_options: Any = None,
+    pg_options: object = None,
     group_desc: str | None = None,
 ) -> tuple[ProcessGroup | NonMember | None, list[ProcessGroup | NonMember | None]]:
     """Make a group per list of global ranks; return (this rank's group or None, all groups).
@@ -196,7 +195,7 @@ def split_group(
     parent_pg: ProcessGroup | None = None,
     split_ranks: Sequence[Sequence[int]] | None = None,
     timeout: Timeout = None,
-    pg_options: Any = None,
+    pg_options: object = None,
     group_desc: str | None = None,
     backend: str | None = None,
 ) -> ProcessGroup | None:

@@ -34,7 +34,7 @@ class BatchedMessage(Protocol):
 # Ranks and tags become plain ints here; nc10d.group.collectives has the reason.
 
 
-def send_op(tensor: Array, dst: Any, tag: Any) -> Send:
+def send_op(tensor: Array, dst: object, tag: object) -> Send:
     """Return a Send; TypeError for a rank or tag that is no integer."""
     if type(dst) is not int:
         dst = integer("send", "dst", dst)
@@ -43,7 +43,7 @@ def send_op(tensor: Array, dst: Any, tag: Any) -> Send:
     return Send(tensor, dst, tag)
 
 
-def recv_op(tensor: Array, src: Any, tag: Any) -> Recv:
+def recv_op(tensor: Array, src: object, tag: object) -> Recv:
     """Return a Recv; TypeError for a rank or tag that is no integer."""
     if src is not None and type(src) is not int:
         src = integer("recv", "src", src)

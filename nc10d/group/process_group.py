@@ -110,7 +110,7 @@ class ProcessGroup(_Dispatcher, Members):
         timeout: float,
         config: BackendConfig,
         *,
-        options: Any = None,
+        options: object = None,
         parent: ProcessGroup | None = None,
         survivors: Sequence[int] | None = None,
         description: str | None = None,
@@ -121,7 +121,7 @@ class ProcessGroup(_Dispatcher, Members):
         inherited = {} if parent is None else parent.options
         self.options: dict[str, Any] = inherited | config.options(options)
         self.description = description or name
-        self.device_id: Any = None if parent is None else parent.device_id
+        self.device_id: object = None if parent is None else parent.device_id
         self.allow_pickle: bool | None = None
         """Whether the program allows pickles in object calls; None before the first such call."""
         self.calls = GroupCalls(name, self.rank(), store)
@@ -198,7 +198,9 @@ class ProcessGroup(_Dispatcher, Members):
         """Return the group's store."""
         return self.store
 
-    def coalescing_manager(self, device: Any = None, async_ops: bool = False) -> CoalescingManager:
+    def coalescing_manager(
+        self, device: object = None, async_ops: bool = False
+    ) -> CoalescingManager:
         """Collect this thread's calls in a with-block, at whose end they are launched together.
 
         See nc10d.coalescing_manager. `device` is accepted for c10d's sake.
@@ -226,7 +228,7 @@ class ProcessGroup(_Dispatcher, Members):
         self,
         split_ranks: Sequence[Sequence[int]] | None,
         timeout: Timeout = None,
-        pg_options: Any = None,
+        pg_options: object = None,
         group_desc: str | None = None,
         backend: str | None = None,
     ) -> ProcessGroup | None:
@@ -261,7 +263,7 @@ class ProcessGroup(_Dispatcher, Members):
         members: Sequence[int],
         timeout: float,
         config: BackendConfig,
-        options: Any = None,
+        options: object = None,
         description: str | None = None,
     ) -> ProcessGroup:
         """Return a group of some of this group's `members` (global ranks). Never blocks."""
@@ -312,7 +314,7 @@ class ProcessGroup(_Dispatcher, Members):
             self.abort(error)
             raise copy_to_raise(self._backends.failure or error) from None
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         raise TypeError(
             f"{self!r} can't be pickled or copied: it belongs to this process. Send its ranks, and "
             "make a group of them by new_group where they are received"
@@ -335,7 +337,7 @@ def _place_of(name: str, group: ProcessGroup) -> str | None:
 
 
 def terms(
-    parent: ProcessGroup, timeout: Timeout, backend: str | None, options: Any
+    parent: ProcessGroup, timeout: Timeout, backend: str | None, options: object
 ) -> tuple[float, BackendConfig]:
     """Return a new group's timeout (seconds) and configuration; by default, `parent`'s."""
     # ValueError or TypeError for wrong arguments, UnsupportedPlatform for a backend that can't work

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from nc10d.arrays import intervals
 from nc10d.arrays.access import touched
@@ -34,7 +35,7 @@ from nc10d.arrays.interop import map_arrays
 from nc10d.base.deadline import NEVER, Deadline, Timeout
 from nc10d.base.promise import FAILED, NoCallbacks
 from nc10d.base.run_to_end import import_to_end
-from nc10d.ops import Op
+from nc10d.ops import Array, Op
 from nc10d.ops.facts import name_of
 from nc10d.work import Work
 
@@ -45,16 +46,16 @@ class ArrayUse:
 
     memory: Buffer
     written: bool = False
-    copy: Any = None
+    copy: Array = None
     checksum: int = 0
-    before: Any = None
+    before: Array = None
     """The contents before the launch, where the array is changed meanwhile."""
 
-    device_array: Any = None
+    device_array: object = None
     """The array, if on a device."""
 
     @property
-    def array(self) -> Any:
+    def array(self) -> Array:
         """The array itself."""
         return self.memory.owner if self.device_array is None else self.device_array
 
@@ -132,7 +133,7 @@ class DeviceRaceCheckedWork(RaceCheckedWork):
         """Block the host until the operation has ended; as `wait`."""
         return self.wait(timeout)
 
-    def join(self, stream: Any = None) -> None:
+    def join(self, stream: object = None) -> None:
         """Block the host until the operation has ended: later work on any stream comes after."""
         self.wait()
 
@@ -144,7 +145,7 @@ class DeviceRaceCheckedWork(RaceCheckedWork):
                 return _written_to(self.ops, use.memory.count, use.memory.dtype.label)
         for use in self.uses:
             if use.written:
-                _copy_back(use.copy, use.array)
+                _device_memory().copy_now(use.array, use.copy)
         return None
 
 
@@ -206,15 +207,11 @@ def _device_memory() -> Any:
     return import_to_end("nc10d.cuda.memory")
 
 
-def _device_checksum(x: Any) -> int:
+def _device_checksum(x: Array) -> int:
     return zlib.crc32(_device_memory().bytes_now(x).data)
 
 
-def _copy_back(copy: Any, x: Any) -> None:
-    _device_memory().copy_now(x, copy)
-
-
-def _written_to(ops: Sequence[Op], count: int, dtype: Any) -> ValueError:
+def _written_to(ops: Sequence[Op], count: int, dtype: npt.DTypeLike) -> ValueError:
     names = ", ".join(name_of(op) for op in ops)
     return ValueError(
         f"{names}: an array of {count} {dtype} was written to while the operation was in flight "
@@ -227,7 +224,7 @@ def wait_for_conflicts(ops: Sequence[Op]) -> None:
     with _lock:
         in_flight = list(_in_flight)
     uses = [*_arrays_used(ops).values()] if in_flight else []
-    inherited: list[Any] = []
+    inherited: list[object] = []
     for work in in_flight:
         pairs = itertools.product(work.uses, uses)
         found = [
@@ -281,20 +278,20 @@ def _disjoint(memory: Sequence[Buffer]) -> bool:
     return not any(overlap(x, y) for x, y in itertools.combinations(memory, 2))
 
 
-def _checksum(x: Any) -> int:
+def _checksum(x: Array) -> int:
     return zlib.crc32(np.ascontiguousarray(x).view(np.uint8).data) if x.size else 0
 
 
 _in_flight: set[RaceCheckedWork] = set()
 # By id, the arrays made read-only here, with the number of operations in flight on each.
-_read_only: dict[int, tuple[int, Any]] = {}
+_read_only: dict[int, tuple[int, Array]] = {}
 # Views without operations in flight whose base array still is read-only.
-_waiting_views: list[Any] = []
+_waiting_views: list[Array] = []
 # Guards these tables and works' ends; re-entrant, because a finalizer may run inside.
 _lock = threading.RLock()
 
 
-def _make_read_only(x: Any) -> None:
+def _make_read_only(x: Array) -> None:
     with _lock:
         count, _ = _read_only.get(id(x), (0, x))
         if count or (x.flags.writeable and _can_be_restored(x)):
@@ -302,7 +299,7 @@ def _make_read_only(x: Any) -> None:
             x.flags.writeable = False
 
 
-def _can_be_restored(x: Any) -> bool:
+def _can_be_restored(x: Array) -> bool:
     """Return whether NumPy can make `x` writable again: the memory must be writable."""
     base = x.base
     while isinstance(base, np.ndarray):
@@ -317,7 +314,7 @@ def _can_be_restored(x: Any) -> bool:
         return False
 
 
-def _set_writable(x: Any) -> bool:
+def _set_writable(x: Array) -> bool:
     try:
         x.flags.writeable = True
     except ValueError:
@@ -325,7 +322,7 @@ def _set_writable(x: Any) -> bool:
     return True
 
 
-def _unlock(x: Any) -> None:
+def _unlock(x: Array) -> None:
     with _lock:
         count, _ = _read_only.pop(id(x), (0, x))
         if count > 1:
@@ -334,7 +331,7 @@ def _unlock(x: Any) -> None:
             _make_writable([x])
 
 
-def _make_writable(arrays: Sequence[Any]) -> None:
+def _make_writable(arrays: Sequence[object]) -> None:
     """Make arrays without operations in flight writable; a view waits for its base array."""
     _waiting_views.extend(arrays)
     _waiting_views.sort(key=lambda x: x.base is not None)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from nc10d.arrays.arguments import integer
 from nc10d.backend.abilities import Shrinkable
@@ -189,7 +189,7 @@ class ShrinkAttempt:
         votes = [read_json(key, text, self._blamed) for key, text in texts]
         return {rank: [] for rank in members} | dict(zip(voted, votes, strict=True))
 
-    def _blamed(self, value: Any) -> list[int] | None:
+    def _blamed(self, value: object) -> list[int] | None:
         return None if value is None else distinct(value, self._size)
 
     def _at_fault(self, members: Sequence[int], until: Deadline) -> list[int]:

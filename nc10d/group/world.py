@@ -107,7 +107,7 @@ adapters_worlds: list[World] = []
 own_worlds: dict[int, World] = {}
 on_own_world: list[Callable[[], object]] = []
 """Called when a thread gets a separate World."""
-_inherited: list[Any] = []
+_inherited: list[object] = []
 
 
 def _disown_store() -> None:
@@ -173,7 +173,7 @@ class NonMember(Collectives, PointToPoint):
         warn_non_member(name_of(op))
 
     def _call(
-        self, kind: type[Op], extra: Any, x: Array, y: Any, async_op: bool, timeout: Timeout
+        self, kind: type[Op], extra: object, x: Array, y: object, async_op: bool, timeout: Timeout
     ) -> None:
         warn_non_member(FACTS[kind].name)
 
@@ -251,8 +251,8 @@ def init_process_group(
     rank: int = -1,
     store: Store | None = None,
     group_name: str = "",
-    pg_options: Any = None,
-    device_id: Any = None,
+    pg_options: object = None,
+    device_id: object = None,
 ) -> None:
     """Meet the other ranks and make the default group; blocks until all have come.
 

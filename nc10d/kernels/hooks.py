@@ -26,8 +26,6 @@ way in Python runs the same operations in the same order. So ranks may take diff
 rank may change over between two operations. The engine's own answers are none of those above.
 """
 
-from __future__ import annotations
-
 (
     H_BEFORE,  # addresses of the hooks
     H_COUNT,

@@ -20,6 +20,7 @@ from numba import types
 from numba.core import cgutils, errors
 from numba.extending import intrinsic, overload
 from numba.np.numpy_support import as_dtype
+from numba.types import Type
 
 from nc10d import ops
 from nc10d.arrays.dtypes import DType, dtype_of
@@ -28,7 +29,7 @@ from nc10d.backend.cpu.native import raw_calls as raw
 from nc10d.backend.cpu.native.cpython import TYPE_OFFSET, words_at
 from nc10d.group import world
 from nc10d.group.process_group import ProcessGroup
-from nc10d.ops import Op
+from nc10d.ops import Array, Op
 from nc10d.ops.reductions import REDUCE_OPS
 
 _ALL_REDUCE, _BROADCAST, _BARRIER = range(3)
@@ -46,22 +47,22 @@ _SUM = Reductions.SUM
 # Outside compiled code
 
 
-def all_reduce(x: Any, op: Any = _SUM) -> None:
+def all_reduce(x: Array, op: int = _SUM) -> None:
     """Reduce `x` over the default group in place; `op` is SUM, MAX, ... in this module. Blocks."""
     world.get_default_group().all_reduce(x, REDUCE_OPS[Reductions(op)])
 
 
-def broadcast(x: Any, src: int) -> None:
+def broadcast(x: Array, src: int) -> None:
     """Copy rank `src`'s `x` into every rank's. Blocks."""
     world.get_default_group().broadcast(x, src)
 
 
-def send(x: Any, dst: int, tag: int = 0) -> None:
+def send(x: Array, dst: int, tag: int = 0) -> None:
     """Send `x` to rank `dst`; block until `x` may be changed again."""
     world.get_default_group().send(x, dst, tag)
 
 
-def recv(x: Any, src: int, tag: int = 0) -> None:
+def recv(x: Array, src: int, tag: int = 0) -> None:
     """Receive `x`, in the size that is sent, from rank `src`. Blocks."""
     world.get_default_group().recv(x, src, tag)
 
@@ -76,13 +77,13 @@ def barrier() -> None:
 
 _table = np.zeros(raw.BUCKETS, np.int64)
 _state = np.zeros(2, np.int64)
-_blocks: dict[int, tuple[Any, Any, Any]] = {}
+_blocks: dict[int, tuple[object, Any, Any]] = {}
 """By address: the block, what runs its call, and the prepared call."""
 _raised: dict[int, BaseException] = {}
 """By thread: the last error, kept until compiled code has raised it."""
 
 
-def _array(key: int, count: int, data: int) -> Any:
+def _array(key: int, count: int, data: int) -> object:
     dtype = _BY_CODE[key // _DTYPES % 64].numpy
     if not count:
         return np.empty(0, dtype)
@@ -90,7 +91,7 @@ def _array(key: int, count: int, data: int) -> Any:
     return np.frombuffer(memoryview(memory), dtype)
 
 
-def _operation(key: int, x: Any, rank: int, tag: int) -> Op:
+def _operation(key: int, x: object, rank: int, tag: int) -> Op:
     kind = key % _DTYPES + (key & raw.MESSAGES)
     if kind == _ALL_REDUCE:
         return ops.AllReduce(x, REDUCE_OPS[(key & (raw.MESSAGES - 1)) // _REDUCTIONS])
@@ -172,17 +173,19 @@ llvmlite.binding.add_symbol("nc10d_numba_call", raw.raw_call_address())
 world.on_own_world.append(forget)
 
 
-# Inside compiled code
+# Inside compiled code: Numba asks that an overload and its implementation have one signature
 
 _I64 = ir.IntType(64)
 _call = types.ExternalFunction("nc10d_numba_call", types.int64(*(types.int64,) * 6))
 
 
 @intrinsic
-def _state_address(_context: Any) -> Any:
+def _state_address(_context: object) -> tuple[Type, Callable[..., object]]:
     """Return the state's address."""
 
-    def generate(_: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
+    def generate(
+        _: object, builder: ir.IRBuilder, _signature: object, _arguments: object
+    ) -> object:
         kind = ir.FunctionType(ir.VoidType(), [])
         symbol = cgutils.get_or_insert_function(builder.module, kind, "nc10d_numba_state")
         return builder.ptrtoint(symbol, _I64)
@@ -191,10 +194,10 @@ def _state_address(_context: Any) -> Any:
 
 
 @intrinsic
-def _raise_from(_context: Any, status: Any) -> Any:
+def _raise_from(_context: object, status: Type) -> tuple[Type, Callable[..., object]]:
     """Raise the exception at an address, unless that is 0."""
 
-    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+    def generate(context: Any, builder: ir.IRBuilder, _signature: object, arguments: Any) -> object:
         (error,) = arguments
         with builder.if_then(builder.icmp_signed("!=", error, _I64(0)), likely=False):
             module, state = builder.module, ir.IntType(32)
@@ -220,7 +223,7 @@ def _raise_from(_context: Any, status: Any) -> Any:
     return types.void(status), generate
 
 
-def _key(call: str, x: Any, kind: int, written: bool) -> int:
+def _key(call: str, x: object, kind: int, written: bool) -> int:
     """Return the key of a call on arrays of a Numba type; TypingError if it can't take them."""
     if not isinstance(x, types.Array) or x.layout != "C":
         raise errors.TypingError(f"nc10d.numba.{call} needs a C-contiguous array, got {x}")
@@ -232,7 +235,7 @@ def _key(call: str, x: Any, kind: int, written: bool) -> int:
         raise errors.TypingError(f"nc10d.numba.{call}: {error}") from error
 
 
-def _require_integers(call: str, **arguments: Any) -> None:
+def _require_integers(call: str, **arguments: object) -> None:
     """Raise TypingError for ranks and tags that are floats: Numba would cut them to integers."""
     for name, kind in arguments.items():
         if isinstance(kind, (types.Float, types.Complex)):
@@ -244,10 +247,10 @@ def _check(status: int) -> None:
 
 
 @overload(_check, inline="always")
-def _check_compiled(status: Any) -> Callable[..., None]:
+def _check_compiled(status: int) -> Callable[..., None]:
     unknown = raw.NO_THREAD
 
-    def check(status: Any) -> None:
+    def check(status: int) -> None:
         if status == unknown:
             raise RuntimeError("nc10d.numba: this thread is none of Python's (prange?)")
         _raise_from(status)
@@ -256,10 +259,10 @@ def _check_compiled(status: Any) -> Callable[..., None]:
 
 
 @overload(all_reduce)
-def _all_reduce_compiled(x: Any, op: Any = _SUM) -> Callable[..., None]:
+def _all_reduce_compiled(x: Array, op: Any = _SUM) -> Callable[..., None]:
     key, step = _key("all_reduce", x, _ALL_REDUCE, True), _REDUCTIONS
 
-    def call(x: Any, op: Any = _SUM) -> None:
+    def call(x: Array, op: Any = _SUM) -> None:
         whole = key + step * op.value
         _check(_call(_state_address(), whole, x.size, 0, 0, x.ctypes.data))
 
@@ -267,33 +270,33 @@ def _all_reduce_compiled(x: Any, op: Any = _SUM) -> Callable[..., None]:
 
 
 @overload(broadcast)
-def _broadcast_compiled(x: Any, src: Any) -> Callable[..., None]:
+def _broadcast_compiled(x: Array, src: int) -> Callable[..., None]:
     key = _key("broadcast", x, _BROADCAST, True)
     _require_integers("broadcast", src=src)
 
-    def call(x: Any, src: Any) -> None:
+    def call(x: Array, src: int) -> None:
         _check(_call(_state_address(), key, x.size, src, 0, x.ctypes.data))
 
     return call
 
 
 @overload(send)
-def _send_compiled(x: Any, dst: Any, tag: Any = 0) -> Callable[..., None]:
+def _send_compiled(x: Array, dst: int, tag: int = 0) -> Callable[..., None]:
     key = _key("send", x, _SEND, False)
     _require_integers("send", dst=dst, tag=tag)
 
-    def call(x: Any, dst: Any, tag: Any = 0) -> None:
+    def call(x: Array, dst: int, tag: int = 0) -> None:
         _check(_call(_state_address(), key, x.size, dst, tag, x.ctypes.data))
 
     return call
 
 
 @overload(recv)
-def _recv_compiled(x: Any, src: Any, tag: Any = 0) -> Callable[..., None]:
+def _recv_compiled(x: Array, src: int, tag: int = 0) -> Callable[..., None]:
     key = _key("recv", x, _RECV, True)
     _require_integers("recv", src=src, tag=tag)
 
-    def call(x: Any, src: Any, tag: Any = 0) -> None:
+    def call(x: Array, src: int, tag: int = 0) -> None:
         _check(_call(_state_address(), key, x.size, src, tag, x.ctypes.data))
 
     return call

@@ -21,6 +21,7 @@ from nc10d.ops.operations import (
     AllGather,
     AllReduce,
     AllToAll,
+    Arrays,
     Barrier,
     Broadcast,
     ExScan,
@@ -105,7 +106,7 @@ class OperationFacts:
         for name, value in found.items():
             object.__setattr__(self, name, value)
 
-    def replace(self, op: Op, **arrays: Any) -> Op:
+    def replace(self, op: Op, **arrays: Arrays | None) -> Op:
         """Return the operation on other arrays."""
         made: Op = self.kind(*[arrays.get(name, getattr(op, name)) for name in self.fields])
         return made
@@ -131,13 +132,9 @@ def rank_is_in(ranks: str, op: Any, rank: int) -> bool:
     return ranks is EVERYWHERE or (rank == op.root) == (ranks is AT_ROOT)
 
 
-def settled(arrays: Any) -> Any:
+def settled(arrays: Arrays) -> Arrays:
     """Return an argument as prepared calls take it: a list as a tuple, which cannot change."""
     return tuple(arrays) if type(arrays) is list else arrays
-
-
-def _is_listed(arrays: Any) -> bool:
-    return isinstance(arrays, (list, tuple))
 
 
 def _split_all_gather(op: AllGather) -> Parts:
@@ -148,10 +145,6 @@ def _split_all_gather(op: AllGather) -> Parts:
 def _split_reduce_scatter(op: ReduceScatter) -> Parts:
     inp = settled(op.inp)
     return (op.op, LISTS) if type(inp) is tuple else op.op, op.out, inp
-
-
-def _make_reduce_scatter(extra: Any, x: Any, y: Any) -> ReduceScatter:
-    return ReduceScatter(x, y, extra[0] if type(extra) is tuple else extra)
 
 
 def _split_all_to_all(op: AllToAll) -> Parts:
@@ -166,7 +159,7 @@ def _split_all_to_all(op: AllToAll) -> Parts:
         return None, None, None
 
 
-def _make_all_to_all(extra: Any, x: Any, y: Any) -> AllToAll:
+def _make_all_to_all(extra: Any, x: Arrays, y: Arrays) -> AllToAll:
     in_splits, out_splits = extra if type(extra) is tuple else (None, None)
     return AllToAll(y, x, out_splits, in_splits)
 
@@ -177,7 +170,7 @@ def _plain(sizes: Sequence[int] | None) -> tuple[int, ...] | None:
 
 
 def _has_splits(op: AllToAll) -> bool:
-    return _is_listed(op.inp) or (op.in_splits, op.out_splits) != (None, None)
+    return isinstance(op.inp, (list, tuple)) or (op.in_splits, op.out_splits) != (None, None)
 
 
 def _split_message(op: Send | Recv) -> Parts:
@@ -224,7 +217,7 @@ _FACTS = (
         ReduceScatter,
         "reduce_scatter",
         _split_reduce_scatter,
-        _make_reduce_scatter,
+        lambda extra, x, y: ReduceScatter(x, y, extra[0] if type(extra) is tuple else extra),
         **_FROM_INP_TO_OUT,
         flat_name="reduce_scatter_tensor",
         per_rank=("inp",),

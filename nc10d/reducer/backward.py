@@ -16,6 +16,7 @@ from operator import methodcaller
 from typing import Any
 
 from nc10d.base.deadline import monotonic_ns
+from nc10d.ops import Array
 from nc10d.reducer.buckets.storage import Storage
 from nc10d.reducer.settings import Settings
 
@@ -37,7 +38,7 @@ class BackwardPass:
         marks: Sequence[int] | None,
         launch: Callable[[int, bool], None],
         *,
-        lock: AbstractContextManager[Any],
+        lock: AbstractContextManager[object],
         used: bytearray,
         divisor: int,
         reduced: Callable[[int], None] | None = None,
@@ -63,7 +64,7 @@ class BackwardPass:
         if self._marks is not None:
             self._begin(self._marks)
 
-    def mark(self, param: int, gradient: Any = None, divided: bool = False) -> None:
+    def mark(self, param: int, gradient: Array = None, divided: bool = False) -> None:
         """Take a final gradient: an array that gets the mean later, or None if it is in its bucket.
 
         May launch buckets. A caller that has written the gradient into its bucket may have divided
@@ -136,9 +137,6 @@ class BackwardPass:
             self._reduced(self._handed)
             self._handed += 1
 
-    def _is_unused(self, index: int) -> bool:
-        return set(self._storage.buckets[index].views) <= set(self._unused)
-
     def restore(self, used: Sequence[bool]) -> None:
         """Restore the old values of gradients that no rank has used."""
         self._storage.restore([param for param in self._unused if not used[param]])
@@ -169,7 +167,9 @@ class BackwardPass:
         for index in indices:
             self.first_launch = self.first_launch or monotonic_ns()
             try:
-                unused = self._skips and self._is_unused(index)
+                unused = self._skips and (
+                    set(self._storage.buckets[index].views) <= set(self._unused)
+                )
                 self._launch(index, unused)
                 self.skipped += unused
                 self._launched += 1

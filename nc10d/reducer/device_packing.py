@@ -47,7 +47,7 @@ class DevicePacker:
         pool = event_pool(self._device)
         self._launched = pool.take()
         weakref.finalize(self, pool.give, self._launched).atexit = False
-        self._seen: list[Any] = []
+        self._seen: list[Array] = []
         self._packing, self._unpacking = _Tables(self._device), _Tables(self._device)
         self._inner = self._outer = as_buffer(flat).dtype
         self.take(arrays, offsets)
@@ -162,7 +162,7 @@ def _rows(rows: Sequence[tuple[int, int, int]]) -> Rows:
 
 
 @functools.cache
-def _kernel(device: int, src: DType, dst: DType, scaled: bool) -> Any:
+def _kernel(device: int, src: DType, dst: DType, scaled: bool) -> object:
     """Return the driver's handle of a kernel, which stays loaded; may block to compile."""
     ptx = kernel_ptx(src, dst, scaled, _capability(device))
     name = re.search(r"\.visible \.entry (\w+)\(", ptx)
@@ -171,7 +171,7 @@ def _kernel(device: int, src: DType, dst: DType, scaled: bool) -> Any:
         return call("cuModuleGetFunction", _loaded(ptx), name[1].encode())
 
 
-def _loaded(ptx: str) -> Any:
+def _loaded(ptx: str) -> object:
     """Return the driver's module for a PTX text."""
     # A driver rejects PTX that states a newer version than the driver knows. These kernels use only
     # old instructions, so the text is loaded again with earlier versions.

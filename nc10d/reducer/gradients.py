@@ -7,7 +7,6 @@ Contract: pure functions that check arrays and copy between them. Embeddings hav
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -74,7 +73,7 @@ def no_rows(spec: Spec) -> SparseGradient:
     return SparseGradient(np.zeros((1, 0), np.int64), np.zeros(rows, spec.dtype.numpy))
 
 
-def assign(target: Any, source: Any) -> None:
+def assign(target: Array, source: Array) -> None:
     """Copy the values in `source` to `target`, a gradient of the same kind."""
     if isinstance(target, SparseGradient):
         target.indices, target.values = source.indices, source.values
@@ -88,14 +87,14 @@ def assign(target: Any, source: Any) -> None:
         target[...] = source
 
 
-def copy_of(gradient: Any) -> Any:
+def copy_of(gradient: Array) -> Array:
     """Return a copy that the gradient's reduction does not change."""
     if isinstance(gradient, SparseGradient):
         return SparseGradient(gradient.indices, gradient.values)
     return gradient.clone() if hasattr(gradient, "clone") else gradient.copy()
 
 
-def fits(gradient: Any, view: Any) -> bool:
+def fits(gradient: Array, view: Array) -> bool:
     """Return whether both are plain ndarrays with one shape and dtype; else only `check` knows."""
     return (
         type(gradient) is np.ndarray is type(view)
@@ -105,7 +104,7 @@ def fits(gradient: Any, view: Any) -> bool:
     )
 
 
-def check(gradient: Any, spec: Spec, sparse: bool, name: str) -> None:
+def check(gradient: Array, spec: Spec, sparse: bool, name: str) -> None:
     """Raise a ValueError or TypeError if this is no valid gradient for the parameter."""
     if isinstance(gradient, SparseGradient) is not sparse:
         expected = "a SparseGradient" if sparse else "an array"

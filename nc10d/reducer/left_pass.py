@@ -12,7 +12,6 @@ reason, as for any rank that leaves a group.
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import numpy as np
 
@@ -44,7 +43,7 @@ class LeftPass:
             self._stop = lambda: None
             self._tell()
 
-    def _before_call(self, *_: Any) -> None:
+    def _before_call(self, *_: object) -> None:
         self._tell()
 
     def _tell(self) -> None:

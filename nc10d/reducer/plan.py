@@ -49,7 +49,7 @@ class Spec:
         return self.count * self.dtype.itemsize
 
 
-def spec_of(x: Any) -> Spec:
+def spec_of(x: object) -> Spec:
     """Return the Spec for an array, or for a tuple (shape or count, dtype, device="cpu").
 
     TypeError for other values, and for a dtype that can't be communicated.
@@ -62,20 +62,20 @@ def spec_of(x: Any) -> Spec:
     return Spec(tuple(buffer.shape), buffer.dtype, _device(x, buffer))
 
 
-def _device(x: Any, buffer: Buffer) -> str:
+def _device(x: object, buffer: Buffer) -> str:
     """Return a device's name, with the ordinal if it is a GPU: "cpu", "cuda:1"."""
     if buffer.device != "cuda":
         return buffer.device
     return f"cuda:{import_to_end('nc10d.cuda.memory').device_of(x)}"
 
 
-def _spec(shape: int | Sequence[int], dtype: Any, device: Any = "cpu") -> Spec:
+def _spec(shape: int | Sequence[int], dtype: Any, device: object = "cpu") -> Spec:
     sides = (shape,) if isinstance(shape, int) else tuple(shape)
     kind = dtype if isinstance(dtype, DType) else dtype_of(np.dtype(dtype))
     return Spec(sides, kind, str(device))
 
 
-def with_dtypes(specs: list[Spec], dtypes: Sequence[Any] | None) -> list[Spec]:
+def with_dtypes(specs: list[Spec], dtypes: Sequence[object] | None) -> list[Spec]:
     """Return the specs with these dtypes, or unchanged without dtypes.
 
     ValueError if their number is wrong; TypeError for a dtype that can't be communicated.
@@ -88,7 +88,7 @@ def with_dtypes(specs: list[Spec], dtypes: Sequence[Any] | None) -> list[Spec]:
 
 
 def compute_bucket_assignment_by_size(
-    specs: Sequence[Any],
+    specs: Sequence[object],
     size_limits: Sequence[int],
     expect_sparse: Sequence[bool] | None = None,
     indices: Sequence[int] | None = None,
@@ -189,7 +189,7 @@ class ReducePlan:
 
 
 def plan_buckets(
-    specs: Sequence[Any],
+    specs: Sequence[object],
     size_limits: Sequence[int] = (FIRST_BUCKET_BYTES, BUCKET_BYTES),
     expect_sparse: Sequence[bool] | None = None,
     order: Sequence[int] | None = None,

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, TypeAlias, Unpack
+from typing import TypeAlias, Unpack
 
 from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import Array
@@ -66,9 +66,9 @@ class Reducer(PassStats):
         group: ProcessGroup,
         *,
         hook: CommHook | None = None,
-        state: Any = None,
+        state: object = None,
         allocate: Allocation = None,
-        gradient_dtypes: Sequence[Any] | None = None,
+        gradient_dtypes: Sequence[object] | None = None,
         on_reduced: Callable[[Sequence[int]], None] | None = None,
         **options: Unpack[ReducerOptions],
     ) -> None:
@@ -99,7 +99,7 @@ class Reducer(PassStats):
         return self._storage.plan
 
     @property
-    def gradients(self) -> list[Any]:
+    def gradients(self) -> list[Array]:
         """The gradients by parameter, which `rebuild` replaces: views of buckets, or sparse."""
         return self._storage.gradients
 
@@ -113,7 +113,7 @@ class Reducer(PassStats):
         self._between_passes("zero_grad")
         self._storage.zero()
 
-    def register_comm_hook(self, state: Any, hook: CommHook) -> None:
+    def register_comm_hook(self, state: object, hook: CommHook) -> None:
         """Let `hook(state, bucket)` reduce the buckets.
 
         A PowerSGDState or PostLocalSGDState without a group takes the Reducer's.
@@ -294,7 +294,7 @@ class Reducer(PassStats):
             self._storage.wait()
             self._left = None
 
-    def shadow_pass(self) -> list[Any]:
+    def shadow_pass(self) -> list[Array]:
         """Take part in the other ranks' pass with zeros; return the means.
 
         `gradients` stay unchanged. For a rank without a batch while other ranks go on; see
@@ -337,7 +337,7 @@ class Reducer(PassStats):
         self.settle()
 
 
-def _bound(state: Any, group: ProcessGroup) -> Any:
+def _bound(state: object, group: ProcessGroup) -> object:
     """Give this group to an nc10d hook's state that has none; return the state."""
     if isinstance(state, (PowerSGDState, PostLocalSGDState)) and state.process_group is None:
         state.process_group = group

@@ -10,11 +10,11 @@ import enum
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from nc10d.cuda.driver import call, event_pool, on_device, seconds_between
 from nc10d.cuda.memory import device_of
 from nc10d.cuda.streams import stream_of
+from nc10d.ops import Array
 
 
 class Moment(enum.Enum):
@@ -71,7 +71,7 @@ def _between(start: int, end: int) -> int:
 class DeviceTimer:
     """Records a pass's moments on the device of `x`, an array of the user's framework."""
 
-    def __init__(self, x: Any) -> None:
+    def __init__(self, x: Array) -> None:
         self._x = x
         self._device = device_of(x)
         self._recorded: set[Moment] = set()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -97,7 +96,7 @@ def _text_of(group: ProcessGroup, rank: int, text: str) -> str:
     return row.tobytes().decode(errors="replace").rstrip()
 
 
-def memory_order(x: Any) -> tuple[int, ...]:
+def memory_order(x: object) -> tuple[int, ...]:
     """Return an array's dimensions from the outermost to the innermost in memory."""
     # Dimensions with length 1 are left out. A Spec has no memory: the result is ().
     if isinstance(x, (Spec, tuple)):

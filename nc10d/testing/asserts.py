@@ -25,7 +25,7 @@ MOST_RANKS = 4
 """Most ranks whose values an error lists."""
 
 
-def assert_same_bits(x: Any, expected: Any) -> None:
+def assert_same_bits(x: object, expected: object) -> None:
     """Raise AssertionError unless `x` has the dtype, shape and bits of `expected`.
 
     Two NaNs are equal. The error names this rank, the first index that differs, and both values.
@@ -38,7 +38,7 @@ def assert_same_bits(x: Any, expected: Any) -> None:
         raise AssertionError(f"{who} holds {text}")
 
 
-def assert_replicated(x: Any, group: ProcessGroup | None = None) -> None:
+def assert_replicated(x: object, group: ProcessGroup | None = None) -> None:
     """Raise AssertionError on all ranks unless they all hold the same bits in `x`.
 
     The error names the ranks that differ from most others, or from rank 0, and where.
@@ -54,7 +54,7 @@ def assert_replicated(x: Any, group: ProcessGroup | None = None) -> None:
 
 
 def assert_reduced(
-    x: Any, before: Any, op: ReduceOp = SUM, group: ProcessGroup | None = None
+    x: object, before: object, op: ReduceOp = SUM, group: ProcessGroup | None = None
 ) -> None:
     """Raise AssertionError on all ranks unless each holds in `x` the reduction of all `before`.
 
@@ -77,7 +77,7 @@ def assert_reduced(
         raise AssertionError(_wrong(others, arrays, wanted, "") + told)
 
 
-def assert_gathered(x: Any, before: Any, group: ProcessGroup | None = None) -> None:
+def assert_gathered(x: object, before: object, group: ProcessGroup | None = None) -> None:
     """Raise AssertionError on all ranks unless each holds in `x` the `before` of all, in order.
 
     `x` is a list with an array per rank, or an array that begins with rank 0's elements.
@@ -144,8 +144,7 @@ def first_difference(x: Array, expected: Array) -> tuple[int, ...] | None:
     return tuple(int(i) for i in np.unravel_index(place, x.shape))
 
 
-def _gathered(group: ProcessGroup | None, *own: Any) -> list[tuple[Array, ...]]:
-    """Return every rank's arrays."""
+def _gathered(group: ProcessGroup | None, *own: object) -> list[tuple[Array, ...]]:
     whole = group_or_default(group)
     found: list[Any] = [None] * whole.size
     all_gather_object(found, [np.asarray(x) for x in own], whole)
@@ -161,6 +160,8 @@ def _wrong(others: Sequence[int], arrays: list[Array], wanted: list[Array], righ
 
 def _close(x: Array, expected: Array, inputs: Sequence[Array]) -> bool:
     """Return whether floats differ by no more than rounding in another order."""
+    import ml_dtypes
+
     family = dtype_of(x.dtype).family
     if family not in (ElementKind.FLOAT, ElementKind.COMPLEX) or x.shape != expected.shape:
         return False
@@ -169,16 +170,10 @@ def _close(x: Array, expected: Array, inputs: Sequence[Array]) -> bool:
     wide = np.complex128 if family is ElementKind.COMPLEX else np.float64
     with np.errstate(all="ignore"):
         sizes = sum(np.abs(y.astype(wide)) for y in inputs) + np.abs(expected.astype(wide))
-        bound = 2 * len(inputs) * float(_epsilon(x.dtype)) * sizes
+        bound = 2 * len(inputs) * float(ml_dtypes.finfo(x.dtype).eps) * sizes
         near = np.abs(x.astype(wide) - expected.astype(wide)) <= bound
     same = np.isnan(x) & np.isnan(expected) | (x == expected)
     return bool(np.all(near | same))
-
-
-def _epsilon(dtype: np.dtype[Any]) -> Any:
-    import ml_dtypes
-
-    return ml_dtypes.finfo(dtype).eps
 
 
 def _flat(x: Array) -> list[Array]:

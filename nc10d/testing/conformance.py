@@ -52,7 +52,7 @@ def _itself(group: ProcessGroup) -> ProcessGroup:
 
 
 def complaints(
-    ranks: Ranks, case: CollectiveCase, make: Callable[[ProcessGroup], Any] = _itself
+    ranks: Ranks, case: CollectiveCase, make: Callable[[ProcessGroup], object] = _itself
 ) -> list[str]:
     """Run a case on `ranks`; return a text for each fault, an empty list if there is none.
 
@@ -88,7 +88,7 @@ def _run_case(
     return [outputs(op) for op in ops], texts
 
 
-def _inputs_of(op: Any) -> list[Array]:
+def _inputs_of(op: object) -> list[Array]:
     found = getattr(op, "inp", None)
     if found is None:
         return []
@@ -152,7 +152,7 @@ def _is_refused(group: ProcessGroup, call: CollectiveCall) -> bool:
     return isinstance(_attempt(group, call), str)
 
 
-def _attempt(group: ProcessGroup, call: CollectiveCall) -> Any:
+def _attempt(group: ProcessGroup, call: CollectiveCall) -> object:
     try:
         (op,) = perform(group, lambda: call.make(group.rank), "once")
     except TypeError:

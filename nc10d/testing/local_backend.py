@@ -232,7 +232,7 @@ def make(setup: BackendSetup) -> LocalBackend:
 
 
 def run_local(
-    function: Callable[..., T], world_size: int, *columns: Sequence[Any], timeout: float = 20.0
+    function: Callable[..., T], world_size: int, *columns: Sequence[object], timeout: float = 20.0
 ) -> list[T]:
     """Call function(group, *row) on each of `world_size` threads; return the results by rank.
 

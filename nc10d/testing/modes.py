@@ -8,37 +8,37 @@ a wrong value.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from nc10d.api.queries import coalescing_manager
 from nc10d.group.process_group import ProcessGroup
+from nc10d.ops import Op
 from nc10d.testing.requirements import neighbours
 from nc10d.testing.strategies import issue
 from nc10d.work import Work
 
-Make = Callable[[], Any]
-Mode = Callable[[ProcessGroup, Make], list[Any]]
+Make = Callable[[], Op]
+Mode = Callable[[ProcessGroup, Make], list[Op]]
 
 
-def perform(group: ProcessGroup, make: Make, mode: str) -> list[Any]:
+def perform(group: ProcessGroup, make: Make, mode: str) -> list[Op]:
     """Make the call in a mode of MODES, or "once"; return the operations."""
     return _once(group, make) if mode == "once" else MODES[mode](group, make)
 
 
-def _once(group: ProcessGroup, make: Make) -> list[Any]:
+def _once(group: ProcessGroup, make: Make) -> list[Op]:
     op = make()
     assert issue(group, op) is None, "a sync call must return None"
     return [op]
 
 
-def _sync(group: ProcessGroup, make: Make) -> list[Any]:
+def _sync(group: ProcessGroup, make: Make) -> list[Op]:
     """Make the call twice: a backend may handle a repeated call differently."""
     return [*_once(group, make), *_once(group, make)]
 
 
-def _async(group: ProcessGroup, make: Make) -> list[Any]:
+def _async(group: ProcessGroup, make: Make) -> list[Op]:
     ops = [make(), make()]
     works = [issue(group, op, True) for op in ops]
     for work in reversed(works):
@@ -46,7 +46,7 @@ def _async(group: ProcessGroup, make: Make) -> list[Any]:
     return ops
 
 
-def _ended(work: Any) -> None:
+def _ended(work: object) -> None:
     assert isinstance(work, Work), f"an async call must return a Work, got {work!r}"
     assert work.wait() is True, "wait() must return True"
     assert work.is_completed(), f"{work!r} has been waited for"
@@ -54,7 +54,7 @@ def _ended(work: Any) -> None:
     assert work.exception() is None, f"{work!r} raised nothing"
 
 
-def _coalesced(group: ProcessGroup, make: Make) -> list[Any]:
+def _coalesced(group: ProcessGroup, make: Make) -> list[Op]:
     ops = [make(), make()]
     with coalescing_manager(group):
         assert issue(group, ops[0]) is None
@@ -63,7 +63,7 @@ def _coalesced(group: ProcessGroup, make: Make) -> list[Any]:
     return ops
 
 
-def _coalesced_async(group: ProcessGroup, make: Make) -> list[Any]:
+def _coalesced_async(group: ProcessGroup, make: Make) -> list[Op]:
     ops, extra = [make(), make()], np.full(9, 1.0)
     with coalescing_manager(group, async_ops=True) as block:
         issue(group, ops[0])
@@ -74,7 +74,7 @@ def _coalesced_async(group: ProcessGroup, make: Make) -> list[Any]:
     return ops
 
 
-def _beside_messages(group: ProcessGroup, make: Make) -> list[Any]:
+def _beside_messages(group: ProcessGroup, make: Make) -> list[Op]:
     """Make the call while a message between ranks is in flight."""
     if group.size == 1:
         return _once(group, make)
@@ -88,7 +88,7 @@ def _beside_messages(group: ProcessGroup, make: Make) -> list[Any]:
     return ops
 
 
-def _among_messages(group: ProcessGroup, make: Make) -> list[Any]:
+def _among_messages(group: ProcessGroup, make: Make) -> list[Op]:
     """Make the call and messages both ways as a single submission."""
     ops = [make(), make()]
     following, previous = neighbours(group)

@@ -28,7 +28,7 @@ DEAD_ENDS = 200
 
 
 def pairwise(
-    parameters: Mapping[str, Sequence[Any]], fits: Fits = lambda *_: True, seed: int = 0
+    parameters: Mapping[str, Sequence[object]], fits: Fits = lambda *_: True, seed: int = 0
 ) -> list[Row]:
     """Return rows that cover every pair of values for which `fits(name, value, name, value)`.
 
@@ -94,15 +94,17 @@ def _pairs(row: dict[str, int]) -> set[frozenset[Place]]:
     return {frozenset(pair) for pair in itertools.combinations(row.items(), 2)}
 
 
-def _usable(parameters: Mapping[str, Sequence[Any]], fits: Fits) -> Mapping[str, Sequence[Any]]:
+def _usable(
+    parameters: Mapping[str, Sequence[object]], fits: Fits
+) -> Mapping[str, Sequence[object]]:
     """Leave out values until each fits some value of every other parameter."""
     names = list(parameters)
 
-    def fit(one: str, a: Any, other: str, b: Any) -> bool:
+    def fit(one: str, a: object, other: str, b: object) -> bool:
         in_order = names.index(one) < names.index(other)
         return fits(one, a, other, b) if in_order else fits(other, b, one, a)
 
-    def has_partners(name: str, value: Any) -> bool:
+    def has_partners(name: str, value: object) -> bool:
         others = (other for other in names if other != name)
         return all(any(fit(name, value, o, b) for b in parameters[o]) for o in others)
 

@@ -15,7 +15,6 @@ import signal
 import sys
 from collections.abc import Iterator
 from types import FrameType, TracebackType
-from typing import Any
 
 from nc10d.group.world import current_world
 
@@ -31,7 +30,7 @@ class RankDebugger(pdb.Pdb):
         self._terminal = keyboard.fileno()
 
     def interaction(
-        self, frame: FrameType | None, traceback: TracebackType | None, *rest: Any
+        self, frame: FrameType | None, traceback: TracebackType | None, *rest: object
     ) -> None:
         """Ask, with the terminal to itself."""
         with _foreground(self._terminal):
@@ -54,7 +53,7 @@ def _foreground(terminal: int) -> Iterator[None]:
 def serve_breakpoints() -> None:
     """Let `breakpoint()` of this rank's process ask on the terminal."""
 
-    def ask(*_: Any, **__: Any) -> None:
+    def ask(*_: object, **__: object) -> None:
         group = current_world().default
         RankDebugger(-1 if group is None else group.rank()).set_trace(sys._getframe(1))
 

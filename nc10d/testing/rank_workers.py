@@ -60,7 +60,7 @@ class RankWorker(ABC):
     """A rank as its owner sees it."""
 
     @abstractmethod
-    def submit(self, task: Any) -> None:
+    def submit(self, task: object) -> None:
         """Send a function and its arguments; to another process, both must pickle."""
 
     @abstractmethod
@@ -99,7 +99,7 @@ class ThreadWorker(RankWorker):
     def _report(self, outcome: Outcome) -> None:
         self._reported.change(partial(self._outcomes.append, outcome))
 
-    def submit(self, task: Any) -> None:
+    def submit(self, task: object) -> None:
         self._tasks.put(task)
 
     def result(self, timeout: float) -> Outcome | None:
@@ -133,7 +133,7 @@ class PipeWorker(RankWorker):
     def _ending(self) -> str:
         """Return a text about the end of the rank's process."""
 
-    def submit(self, task: Any) -> None:
+    def submit(self, task: object) -> None:
         self._pipe.send_bytes(dumps(task, self._lacks_main))
 
     def result(self, timeout: float) -> Outcome | None:
@@ -324,7 +324,7 @@ def failed(error: BaseException) -> Outcome:
     return Outcome(False, error, error_frames(error), getattr(error, REMARKS, ()))
 
 
-def _call(name: str, *arguments: Any) -> None:
+def _call(name: str, *arguments: object) -> None:
     """Call a method on the default group's backend for the CPU, if there is such a method."""
     group = world.current_world().default
     backend = None if group is None else group._ready.get("cpu")

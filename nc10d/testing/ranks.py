@@ -61,7 +61,7 @@ class Ranks:
         self._options = {"backend": backend, "timeout": timeout, "pg_options": pg_options}
         self._limit = timeout + ANSWER_SECONDS
         self._workers: list[RankWorker] = []
-        self._store: Any = None
+        self._store: object = None
         """What the ranks need and the caller's process has: a store, or a network."""
         self._stale = False
         """Whether the ranks' groups have failed, so that the next run needs new groups."""

@@ -23,8 +23,9 @@ import numpy as np
 
 from nc10d.arrays.dtypes import DType, ElementKind, check_reduce, dtype_of
 from nc10d.arrays.dtypes import identity as neutral
-from nc10d.ops import SUM, ReduceOp
+from nc10d.ops import SUM, Op, ReduceOp
 from nc10d.ops.facts import facts_of, rank_is_in
+from nc10d.ops.operations import Arrays
 from nc10d.ops.reductions import Pairwise
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -104,7 +105,7 @@ def same_bits(x: Array, y: Array) -> bool:
 # The collectives as operations
 
 
-def compute(ops: Sequence[Any]) -> None:
+def compute(ops: Sequence[Op]) -> None:
     """Run an operation, given as the operations on all ranks."""
     facts = facts_of(ops[0])
     for name, ranks in facts.writes.items():
@@ -118,7 +119,7 @@ def assign(out: Any, value: Any) -> None:
     np.copyto(out, np.asarray(value).reshape(out.shape))
 
 
-def _assign_all(outs: Any, value: Any) -> None:
+def _assign_all(outs: object, value: object) -> None:
     """Write an array, or a list with an array per rank: into a list, or in sequence if flat."""
     if not isinstance(value, list):
         assign(outs, value)
@@ -129,7 +130,7 @@ def _assign_all(outs: Any, value: Any) -> None:
         assign(outs, np.concatenate([np.ravel(part) for part in value]))
 
 
-def _results(ops: Sequence[Any]) -> Sequence[Any]:
+def _results(ops: Sequence[Any]) -> Sequence[object]:
     """Return each rank's result by the function with the operation's name."""
     facts, first, size = facts_of(ops[0]), ops[0], len(ops)
     by_name: Any = globals()[facts.name]
@@ -143,11 +144,11 @@ def _results(ops: Sequence[Any]) -> Sequence[Any]:
     return list(by_name(inputs, *options))
 
 
-def _chunks(xs: Any, size: int) -> list[Any]:
+def _chunks(xs: Arrays, size: int) -> list[Array]:
     return list(xs) if isinstance(xs, (list, tuple)) else np.split(np.ravel(xs), size)
 
 
-def _sent(op: Any, size: int) -> list[Any]:
+def _sent(op: Any, size: int) -> list[Array]:
     """Return the chunks of an operation's input."""
     if getattr(op, "in_splits", None) is None:
         return _chunks(op.inp, size)
@@ -232,7 +233,7 @@ def _by_parts(x: Array, rule: Callable[[Array], Array]) -> Array:
         return np.asarray(rule(wide)).astype(x.dtype)
 
 
-def _rounded(factor: float, dtype: np.dtype[Any], wide: np.dtype[Any]) -> Any:
+def _rounded(factor: float, dtype: np.dtype[Any], wide: np.dtype[Any]) -> object:
     """Round `factor` to the array's real dtype, and return it in the computation's dtype."""
     narrow = dtype if dtype_of(dtype) in NARROW else wide
     return np.asarray(factor, wide).astype(narrow).astype(wide)[()]

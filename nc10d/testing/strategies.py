@@ -21,7 +21,9 @@ from hypothesis import strategies as st
 from nc10d import ops as O
 from nc10d.arrays import access
 from nc10d.arrays.dtypes import DType, ElementKind, allows
+from nc10d.ops import Op
 from nc10d.ops.facts import COLLECTIVE_KINDS, FACTS, facts_of
+from nc10d.ops.operations import Arrays
 from nc10d.ops.reductions import REDUCE_OPS
 from nc10d.testing.layouts import lay
 from nc10d.testing.programs.draw import mixed_programs as mixed_programs
@@ -141,7 +143,7 @@ class CollectiveCall:
             made["in_splits"] = [len(x) for x in self.inputs[rank]]
         return self.kind(**{name: made[name] for name in facts.fields if name in made})
 
-    def _array(self, name: str, rank: int) -> Any:
+    def _array(self, name: str, rank: int) -> object:
         """Return an argument on fresh memory; None where only the root has the argument."""
         facts = FACTS[self.kind]
         of_chunks = "inp" in facts.per_rank
@@ -164,7 +166,7 @@ class CollectiveCall:
         """Return a copy of `x` in this call's layout."""
         return lay(x, self.layout)
 
-    def pack(self, chunks: Sequence[Array]) -> Any:
+    def pack(self, chunks: Sequence[Array]) -> Arrays:
         """Return copies of the chunks, as a list or as a flat array."""
         if self.flat:
             return self.lay(np.concatenate([np.ravel(x) for x in chunks]))
@@ -180,7 +182,7 @@ def outputs(op: Any) -> list[Array]:
     return access.outputs([op])
 
 
-def issue(group: Any, op: Any, async_op: bool = False) -> Any:
+def issue(group: object, op: Any, async_op: bool = False) -> Any:
     """Make the call on `group` for an operation; return the call's result."""
     facts = facts_of(op)
     flat = _is_flat(op)
@@ -190,7 +192,7 @@ def issue(group: Any, op: Any, async_op: bool = False) -> Any:
     return getattr(group, facts.flat_name if flat else facts.name)(*given, async_op=async_op)
 
 
-_ORDER: dict[type[Any], tuple[str, ...]] = {O.Gather: ("inp", "out")}
+_ORDER: dict[type[Op], tuple[str, ...]] = {O.Gather: ("inp", "out")}
 """The order of a public call's arrays where it differs from the fields' order."""
 
 
@@ -209,7 +211,7 @@ KINDS = COLLECTIVE_KINDS
 
 
 @st.composite
-def calls(draw: st.DrawFn, size: int, kinds: Sequence[type[Any]] = KINDS) -> CollectiveCall:
+def calls(draw: st.DrawFn, size: int, kinds: Sequence[type[Op]] = KINDS) -> CollectiveCall:
     """Draw a collective on `size` ranks."""
     kind, dtype = draw(st.sampled_from(kinds)), draw(dtypes())
     facts = FACTS[kind]
@@ -225,7 +227,7 @@ def calls(draw: st.DrawFn, size: int, kinds: Sequence[type[Any]] = KINDS) -> Col
 
 
 @st.composite
-def _inputs(draw: st.DrawFn, kind: type[Any], size: int, dtype: DType, flat: bool) -> list[Any]:
+def _inputs(draw: st.DrawFn, kind: type[object], size: int, dtype: DType, flat: bool) -> list[Any]:
     """Draw each rank's input; sizes agree where the collective requires it."""
     facts = FACTS[kind]
     if not facts.arrays:

@@ -14,12 +14,13 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from nc10d.group.process_group import ProcessGroup
 from nc10d.kernels.streaming import STREAM_BYTES
+from nc10d.ops import Array
 from nc10d.reducer.gradients import SparseGradient
 from nc10d.reducer.reducer import Mark, Reducer
 from nc10d.reducer.schedule import UnexpectedGradientError
@@ -122,7 +123,7 @@ class Gradients:
         if reducing and self.reducer.rebuild():
             self._make_slots()
 
-    def expect(self, reducing: bool, output: Any) -> None:
+    def expect(self, reducing: bool, output: object) -> None:
         """Announce that a backward pass from `output` may come, and whether it is reduced.
 
         It is also reduced if an earlier pass was announced as reduced and has not come: a forward
@@ -251,7 +252,7 @@ class Gradients:
         if self._mark is not None or self._left:
             raise RuntimeError("the last backward pass was left by an exception, and is not over")
 
-    def take_means(self, means: Sequence[Any]) -> None:
+    def take_means(self, means: Sequence[Array]) -> None:
         """Set the gradients to the means from the other ranks' pass; None if no rank has one."""
         for x, mean, used in zip(self._targets, means, self.reducer.used, strict=True):
             if not used:
@@ -331,7 +332,7 @@ def _output_hook(owner: weakref.ref[Gradients]) -> Callable[[torch.Tensor], None
     return begin
 
 
-def _remove(handles: Iterable[Any]) -> None:
+def _remove(handles: Iterable[RemovableHandle]) -> None:
     for handle in handles:
         handle.remove()
 
@@ -368,7 +369,7 @@ class _Callback:
             self._left()
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: object) -> Iterator[torch.Tensor]:
     """Yield the tensors in nested lists, tuples, dicts, sets and dataclasses."""
     if isinstance(value, torch.Tensor):
         yield value
@@ -383,7 +384,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(getattr(value, field.name, None))
 
 
-def leaves(outputs: Any) -> set[torch.Tensor]:
+def leaves(outputs: object) -> set[torch.Tensor]:
     """Return the leaves that get gradients in a backward pass from `outputs`."""
     found = {x for x in tensors_in(outputs) if x.is_leaf}
     todo = [x.grad_fn for x in tensors_in(outputs) if x.grad_fn is not None]
@@ -399,7 +400,7 @@ def leaves(outputs: Any) -> set[torch.Tensor]:
     return found
 
 
-def unused_in(outputs: Any, params: Sequence[torch.Tensor]) -> list[int]:
+def unused_in(outputs: object, params: Sequence[torch.Tensor]) -> list[int]:
     """Return the indices of the parameters on which `outputs` do not depend."""
     used = leaves(outputs)
     return [index for index, x in enumerate(params) if x not in used]

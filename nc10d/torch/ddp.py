@@ -29,14 +29,14 @@ from nc10d.reducer.hooks import CommHook
 from nc10d.reducer.logger import Logger
 from nc10d.reducer.reducer import Reducer
 from nc10d.torch.autograd_bridge import Gradients
-from nc10d.torch.backend.groups import meant_group, own_group
+from nc10d.torch.backend.groups import AnyGroup, meant_group, own_group
 from nc10d.torch.compiling import in_python
 from nc10d.torch.mixed_precision import LowPrecision, MixedPrecision
 from nc10d.torch.reducer_options import delayed_options, size_limits
 from nc10d.torch.tensor_bucket import on_tensors
 from nc10d.torch.training.ddp_methods import BufferHook, PrivateMethods, without_torchs
 from nc10d.torch.uneven_inputs import EVALUATES, RECORDS, REDUCES, UnevenInputs
-from nc10d.torch.wrapped_module import Contents, placement, same_everywhere
+from nc10d.torch.wrapped_module import Contents, Device, placement, same_everywhere
 
 
 class DistributedDataParallel(PrivateMethods, TorchDDP):
@@ -81,12 +81,12 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
     def __init__(
         self,
         module: torch.nn.Module,
-        device_ids: list[Any] | None = None,
-        output_device: Any = None,
+        device_ids: Sequence[Device] | None = None,
+        output_device: Device | None = None,
         dim: int = 0,
         broadcast_buffers: bool | None = None,
         init_sync: bool = True,
-        process_group: Any = None,
+        process_group: AnyGroup | None = None,
         bucket_cap_mb: float | None = None,
         find_unused_parameters: bool = False,
         check_reduction: bool = False,
@@ -94,8 +94,8 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
         static_graph: bool = False,
         delay_all_reduce_named_params: Iterable[tuple[str, torch.Tensor]] | None = None,
         param_to_hook_all_reduce: torch.Tensor | None = None,
-        mixed_precision: Any = None,
-        device_mesh: Any = None,
+        mixed_precision: object = None,
+        device_mesh: torch.distributed.device_mesh.DeviceMesh | None = None,
         skip_all_reduce_unused_params: bool = False,
         bucket_cap_mb_list: Sequence[float] | None = None,
         batched_grad_copy: bool = False,
@@ -134,7 +134,7 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
         )
         self._precision: LowPrecision | None = None
         self._parts: tuple[Gradients, Logger] | None = None
-        self._comm_hook: tuple[Any, CommHook] | None = None
+        self._comm_hook: tuple[object, CommHook] | None = None
         self._buffer_hook: BufferHook | None = None
         self._connect()
         if init_sync:
@@ -212,7 +212,7 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
     def broadcast_buffers(self, value: bool) -> None:
         self.forward_sync_buffers = value
 
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+    def forward(self, *inputs: object, **kwargs: object) -> Any:
         """Call the module; a backward pass from the output is reduced.
 
         RuntimeError, once, if an exception ended the last backward pass on every rank amid its
@@ -248,7 +248,7 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
             self._after(reducing, output)
         return output
 
-    def _call_module(self, inputs: Any, kwargs: Any) -> Any:
+    def _call_module(self, inputs: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         precision = self._precision
         if precision is None:
             return self.module(*inputs, **kwargs)
@@ -297,7 +297,7 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
                 self._gradients.take_means(means)
 
     @in_python
-    def _after(self, reducing: bool, output: Any) -> None:
+    def _after(self, reducing: bool, output: object) -> None:
         self._gradients.expect(reducing, output)
 
     @in_python
@@ -361,11 +361,11 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
         return self.device
 
     @property
-    def join_process_group(self) -> Any:
+    def join_process_group(self) -> AnyGroup:
         """The module's group, as given or meant."""
         return self.process_group
 
-    def register_comm_hook(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
+    def register_comm_hook(self, state: object, hook: Callable[[Any, Any], object]) -> None:
         """Let `hook(state, bucket)` reduce the buckets; once, before the first backward pass.
 
         `bucket` has c10d's methods, which return tensors. The hook returns an nc10d Work or Future,

@@ -14,8 +14,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -30,7 +29,7 @@ KEEP_GRADIENTS = "NC10D_KEEP_STEPPED_GRADIENTS"
 def apply_optimizer_in_backward(
     optimizer_class: type[torch.optim.Optimizer],
     params: Iterable[torch.nn.Parameter],
-    optimizer_kwargs: dict[str, Any],
+    optimizer_kwargs: Mapping[str, object],
     register_hook: bool = True,
 ) -> None:
     """Give each of `params` a separate optimizer, which steps in the backward pass.
@@ -57,8 +56,7 @@ _handles = WeakTensorKeyDictionary()
 
 def optimizers(x: torch.Tensor) -> list[torch.optim.Optimizer]:
     """Return the optimizers that step in a parameter's backward pass."""
-    found: list[torch.optim.Optimizer] = getattr(x, MARK, [])
-    return found
+    return getattr(x, MARK, [])
 
 
 def take_over(params: Iterable[torch.Tensor]) -> None:

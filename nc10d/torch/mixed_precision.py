@@ -15,15 +15,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.rnn import PackedSequence
+from torch.utils.hooks import RemovableHandle
 
 from nc10d.torch.wrapped_module import mapped
 
-Places = Sequence[tuple[dict[str, Any], str, torch.Tensor, torch.Tensor]]
+T = TypeVar("T")
+Places = Sequence[tuple[dict[str, torch.nn.Parameter | None], str, torch.Tensor, torch.Tensor]]
 """A layer's parameter table, a name there, the parameter, and its copy."""
 
 _OWN, _COPY = 2, 3
@@ -60,7 +62,7 @@ class MixedPrecision:
                 raise TypeError(f"{name} must be a floating-point dtype of torch's, got {dtype!r}")
 
     @classmethod
-    def of(cls, other: Any) -> MixedPrecision:
+    def of(cls, other: object) -> MixedPrecision:
         """Return these settings, or those in torch's MixedPrecision for FSDP or DDP."""
         if isinstance(other, cls):
             return other
@@ -90,14 +92,16 @@ class LowPrecision:
         options: MixedPrecision,
     ) -> None:
         self._options, self._active, self._depth = options, False, 0
-        self._handles: list[Any] = []
+        self._handles: list[RemovableHandle] = []
         kept = [x for x in module.modules() if isinstance(x, options.modules_to_keep)]
         inside = {id(x) for layer in kept for x in layer.modules()}
         own = {id(x) for layer in kept for x in (*layer.parameters(), *layer.buffers())}
         named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         own.update(id(x) for name, x in named.items() if name in ignored)
         self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._places: list[tuple[dict[str, Any], str, torch.Tensor, torch.Tensor]] = []
+        self._places: list[
+            tuple[dict[str, torch.nn.Parameter | None], str, torch.Tensor, torch.Tensor]
+        ] = []
         layers = [x for x in module.modules() if id(x) not in inside]
         taken = {id(x): self._take(x, own) for x in layers}
         cast = options.param_dtype if options.cast_forward_inputs else None
@@ -161,7 +165,7 @@ class LowPrecision:
             self._depth = 0
             self._exchange(self._places, _OWN)
 
-    def inputs(self, value: Any) -> Any:
+    def inputs(self, value: T) -> T:
         """Return a forward pass's arguments with floating-point tensors cast."""
         dtype = self._options.param_dtype
         if dtype is None or not self._options.cast_root_forward_inputs:
@@ -235,7 +239,7 @@ class LowPrecision:
                 cast = {place[1]: place[which] for place in own}
                 layer._flat_weights = [cast.get(name, layer._parameters[name]) for name in names]
 
-        def before(_: Any, args: Any, kwargs: Any) -> Any:
+        def before(_: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
             if not self._used():
                 return None
             exchange(_COPY)
@@ -243,7 +247,7 @@ class LowPrecision:
                 self._depth += 1
             return None if given is None else mapped((args, kwargs), lambda x: _cast(x, given))
 
-        def after(_: Any, _args: Any, output: Any) -> Any:
+        def after(_: object, _args: object, output: object) -> object:
             if not self._used():
                 return None
             if not self._active:
@@ -289,25 +293,25 @@ def _names_of_node() -> int:
 class _Hook:
     """A layer's hook; a copied layer has a hook without effect."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., object]) -> None:
         self._function = function
 
-    def __call__(self, *values: Any) -> Any:
+    def __call__(self, *values: object) -> object:
         return self._function(*values)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return _Hook, (_nothing,)
 
 
-def _nothing(*_: Any) -> None:
+def _nothing(*_: object) -> None:
     """Leave a layer's inputs and outputs alone."""
 
 
-def _castable(x: Any) -> bool:
+def _castable(x: object) -> bool:
     return isinstance(x, torch.Tensor) and x.is_floating_point()
 
 
-def _cast(x: Any, dtype: torch.dtype) -> Any:
+def _cast(x: torch.Tensor | PackedSequence, dtype: torch.dtype) -> torch.Tensor | PackedSequence:
     whole = x.data if isinstance(x, PackedSequence) else x
     return x.to(dtype) if whole.is_floating_point() else x
 

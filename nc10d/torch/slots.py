@@ -247,7 +247,7 @@ class Sparse:
 
 
 def slot_of(
-    x: torch.Tensor, gradient: Any, target: torch.Tensor, as_view: bool, past: bool
+    x: torch.Tensor, gradient: torch.Tensor | Array, target: torch.Tensor, as_view: bool, past: bool
 ) -> Dense | Sparse:
     """Return the slot for the leaf `x` of parameter `target`; `gradient` is the Reducer's."""
     if isinstance(gradient, SparseGradient):

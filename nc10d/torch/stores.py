@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
 
 import torch.distributed as dist
 
@@ -132,10 +131,10 @@ class StoreForTorch(dist.Store):
         self.underlying.close()
 
 
-def _forwarded(name: str) -> Callable[..., Any]:
+def _forwarded(name: str) -> Callable[..., object]:
     """Return a method of StoreForTorch that calls nc10d's store."""
 
-    def call(self: StoreForTorch, *arguments: Any, **options: Any) -> Any:
+    def call(self: StoreForTorch, *arguments: object, **options: object) -> object:
         return getattr(self._timed(), name)(*arguments, **options)
 
     return call

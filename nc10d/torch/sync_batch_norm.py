@@ -11,14 +11,12 @@ ranks.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch.autograd.function import once_differentiable
+from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from nc10d.group.process_group import ProcessGroup
-from nc10d.torch.backend.groups import has_default_group, own_group
+from nc10d.torch.backend.groups import AnyGroup, has_default_group, own_group
 from nc10d.torch.compiling import in_python
 
 
@@ -34,7 +32,7 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
 
     @classmethod
     def convert_sync_batchnorm(
-        cls, module: torch.nn.Module, process_group: Any = None
+        cls, module: torch.nn.Module, process_group: AnyGroup | None = None
     ) -> torch.nn.Module:
         """Replace each BatchNorm layer in `module`, which keeps its parameters and buffers."""
         converted = super().convert_sync_batchnorm(module, process_group)
@@ -76,7 +74,14 @@ class _Normalise(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Any, weight: Any, bias: Any, eps: float, group: ProcessGroup) -> Any:
+    def forward(
+        ctx: FunctionCtx,
+        x: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        eps: float,
+        group: ProcessGroup,
+    ) -> tuple[torch.Tensor, ...]:
         dims = [dim for dim in range(x.dim()) if dim != 1]
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         channels, count = x.size(1), x.numel() // x.size(1)
@@ -107,7 +112,7 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable  # autograd does not see a second derivative's reduction
-    def backward(ctx: Any, *gradients: Any) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, mean, scale, divisor = ctx.saved_tensors
         given = gradients[0].to(mean.dtype)
         normal = (x.to(mean.dtype) - _column(mean, x)) * _column(scale, x)

@@ -20,7 +20,7 @@ from nc10d.arrays.dtypes import DType
 from nc10d.arrays.interop import map_to_numpy, numpy_view
 from nc10d.group.collectives import Collectives
 from nc10d.group.process_group import ProcessGroup
-from nc10d.ops import AllReduce, Op, ReduceOp
+from nc10d.ops import AllReduce, Array, Op, ReduceOp
 from nc10d.reducer.gradients import SparseGradient
 from nc10d.reducer.hooks import CommHook, GradBucket, Step
 from nc10d.torch.backend.groups import calls_of
@@ -57,7 +57,7 @@ class TensorBucket(GradBucket):
     def flat(self) -> torch.Tensor:
         return self._tensor(self._inner.flat())
 
-    def set_buffer(self, buffer: Any) -> None:
+    def set_buffer(self, buffer: torch.Tensor | Array) -> None:
         """Replace the buffer by another flat tensor or array with the same length.
 
         A sparse gradient is replaced by another sparse tensor.
@@ -95,22 +95,22 @@ class TensorBucket(GradBucket):
             return outcome
         return outcome.then(lambda done: self._tensor(done.value()))
 
-    def on_host(self) -> Any:
+    def on_host(self) -> Array:
         return self._inner.on_host()
 
     def narrowed(self, dtype: DType, over: ProcessGroup | None = None) -> torch.Tensor:
         return as_tensor(self._inner.narrowed(dtype, over))
 
-    def widened(self, narrow: Any) -> torch.Tensor:
+    def widened(self, narrow: torch.Tensor | Array) -> torch.Tensor:
         return as_tensor(self._inner.widened(numpy_view(narrow)))
 
     def following(self, outcome: Work | Future[Any], step: Step) -> Future[Any]:
         return self._inner.following(outcome, step)
 
-    def check(self, value: Any) -> None:
+    def check(self, value: object) -> None:
         self._inner.check(_arrays(value, self._inner))
 
-    def _tensor(self, x: Any) -> torch.Tensor:
+    def _tensor(self, x: Array) -> torch.Tensor:
         if isinstance(x, SparseGradient):
             return as_sparse(x, self._inner.parameters()[0])
         # A separate tensor for the hook: `.data = y` on the bucket's tensor would lose the bucket.
@@ -127,12 +127,12 @@ def on_tensors(hook: TensorHook) -> CommHook:
     context, restored = copy_context(), _thread_state()
     is_own = getattr(hook, "func", hook).__module__.startswith("nc10d.")
 
-    def in_state(state: Any, bucket: GradBucket) -> Any:
+    def in_state(state: object, bucket: GradBucket) -> Any:
         with restored(), _own_groups(state):
             return hook(_own(state) if is_own else state, TensorBucket(bucket))
 
     @wraps(hook)
-    def call(state: Any, bucket: GradBucket) -> Work | Future[Any]:
+    def call(state: object, bucket: GradBucket) -> Work | Future[Any]:
         outcome = context.copy().run(in_state, state, bucket)
         if isinstance(outcome, LaunchedCall):
             outcome = outcome.work
@@ -148,12 +148,12 @@ def on_tensors(hook: TensorHook) -> CommHook:
 
 
 @contextmanager
-def _own_groups(state: Any) -> Iterator[None]:
+def _own_groups(state: object) -> Iterator[None]:
     """Give the state of a library's hook nc10d's groups, in place of torch's groups above them."""
     # PowerSGD waits for a reduction in another reduction's callback. A torch Future ends on a
     # thread that such a wait stops; an nc10d Future ends in the wait itself, on all ranks in the
     # same order.
-    taken: list[tuple[str, Any]] = []
+    taken: list[tuple[str, object]] = []
     module = type(state).__module__
     if module.startswith((_TORCHS_HOOKS, _OWN_HOOKS)):
         for name in filter(partial(hasattr, state), _GROUPS):
@@ -171,7 +171,7 @@ def _own_groups(state: Any) -> Iterator[None]:
             setattr(state, name, before)
 
 
-def _own(state: Any) -> Any:
+def _own(state: object) -> object:
     """Return nc10d's group below a torch group; anything else unchanged."""
     calls = None if isinstance(state, Collectives) else calls_of(state)
     return state if calls is None else calls.nc10d_group
@@ -211,11 +211,13 @@ def _on_arrays(op: Op, bucket: GradBucket) -> Op:
     return converted
 
 
-def from_torch(source: Any, convert: Callable[[Any], Any] = lambda value: value) -> Future[Any]:
+def from_torch(
+    source: torch.futures.Future[Any], convert: Callable[[Any], object] = lambda value: value
+) -> Future[Any]:
     """Return an nc10d Future that ends with a torch Future, and with its value converted."""
     future: Future[Any] = Future()
 
-    def end(done: Any) -> None:
+    def end(done: torch.futures.Future[Any]) -> None:
         try:
             future.set_result(convert(done.value()))
         except Exception as error:  # noqa: BLE001  (wait raises the error)
@@ -225,7 +227,7 @@ def from_torch(source: Any, convert: Callable[[Any], Any] = lambda value: value)
     return future
 
 
-def _arrays(value: Any, bucket: GradBucket) -> Any:
+def _arrays(value: object, bucket: GradBucket) -> object:
     if _is_sparse(value):
         return as_rows(value)
     if isinstance(value, torch.Tensor):
@@ -235,7 +237,7 @@ def _arrays(value: Any, bucket: GradBucket) -> Any:
     return value
 
 
-def _own_buffer(x: Any, bucket: GradBucket) -> Any:
+def _own_buffer(x: Array, bucket: GradBucket) -> Array:
     """Return the bucket's buffer if `x` is the same memory; the Reducer then skips the copy."""
     buffer = bucket.buffer()
     if isinstance(buffer, SparseGradient):
@@ -244,5 +246,5 @@ def _own_buffer(x: Any, bucket: GradBucket) -> Any:
     return buffer if same else x
 
 
-def _is_sparse(x: Any) -> bool:
+def _is_sparse(x: object) -> bool:
     return isinstance(x, torch.Tensor) and x.is_sparse

@@ -66,7 +66,7 @@ def register() -> None:
         register_type(constant, str, partial(_constant, constant), name)
 
 
-def _constant(kind: type[Any], name: Any) -> Any:
+def _constant(kind: type, name: object) -> object:
     """Return torch's constant of a type by its full name, "torch.float32"."""
     if type(name) is not str:  # another value may be too long to put into words
         raise CodecError(f"torch's constants come by their names, not as a {type(name).__name__}")
@@ -76,7 +76,7 @@ def _constant(kind: type[Any], name: Any) -> Any:
     return found
 
 
-def as_numpy(x: torch.Tensor) -> Any:
+def as_numpy(x: torch.Tensor) -> Array | torch.Tensor:
     """Return an ndarray in the memory of `x`, or `x` itself if no ndarray can be made.
 
     (Not x.numpy(): after that call the tensor's storage can't be resized.)
@@ -88,7 +88,7 @@ def as_numpy(x: torch.Tensor) -> Any:
     return memory.as_numpy() if memory.device == "cpu" else x
 
 
-def unowned_view(x: torch.Tensor) -> Any:
+def unowned_view(x: torch.Tensor) -> Array | None:
     """Return an ndarray in the memory of a contiguous tensor, without keeping the tensor alive.
 
     None if no ndarray can be made. Arrays are cached by address, shape and dtype.
@@ -218,7 +218,7 @@ def _check(x: torch.Tensor) -> DType:
     return dtype
 
 
-def as_tensor(x: Any) -> torch.Tensor:
+def as_tensor(x: object) -> torch.Tensor:
     """Return a tensor in the memory of an array; TypeError for dtypes that torch does not have.
 
     A tensor is returned unchanged. torch.as_tensor converts other arrays, such as device arrays.
@@ -245,7 +245,7 @@ _COMPRESSED = {
 """The methods that return the index tensors of compressed sparse layouts."""
 
 
-def _values(x: torch.Tensor) -> Any:
+def _values(x: torch.Tensor) -> Array | tuple[object, ...]:
     """Return an array for a strided tensor, a tuple of arrays, shape and layout for a sparse."""
     try:
         if x.layout is torch.sparse_coo:
@@ -260,7 +260,7 @@ def _values(x: torch.Tensor) -> Any:
         raise CodecError(f"a tensor can't be part of an object: {error}") from error
 
 
-def _from_values(state: Any) -> torch.Tensor:
+def _from_values(state: object) -> torch.Tensor:
     if type(state) is tuple and len(state) == 5:
         return _sparse(*state)
     if type(state) is not np.ndarray:
@@ -277,11 +277,13 @@ def _parameter(state: Any) -> torch.nn.Parameter:
     return torch.nn.Parameter(values, not frozen)
 
 
-def _part(x: Any) -> Any:
+def _part(x: object) -> object:
     return _values(x.contiguous()) if isinstance(x, torch.Tensor) else x
 
 
-def _sparse(name: Any, shape: Any, first: Any, second: Any, third: Any) -> torch.Tensor:
+def _sparse(
+    name: object, shape: object, first: object, second: object, third: object
+) -> torch.Tensor:
     """Return a sparse tensor from its parts, which a peer has sent; CodecError if they are not."""
     layout = _constant(torch.layout, name)
     try:

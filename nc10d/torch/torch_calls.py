@@ -11,7 +11,7 @@ every rank launches that at the same place.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -33,21 +33,24 @@ def register() -> None:
         setattr(Collectives, method.__name__, method)
 
 
+Value = list[torch.Tensor] | list[Sequence[torch.Tensor]]
+
+
 class LaunchedCall:
     """A call's Work as torch's hooks use it; `value` is the Future's."""
 
-    def __init__(self, work: Work | None, value: Any) -> None:
+    def __init__(self, work: Work | None, value: Value) -> None:
         self.work = require_work(work)
         self._value = value
 
-    def wait(self, timeout: Timeout = None) -> Any:
+    def wait(self, timeout: Timeout = None) -> bool:
         """Wait for the Work; see Work.wait."""
         return self.work.wait(timeout)
 
-    def get_future(self) -> Future[Any]:
+    def get_future(self) -> Future[Value]:
         """Return a Future for the value, which a wait for the Future completes."""
 
-        def end(value: Callable[[], Any]) -> Any:
+        def end(value: Callable[[], object]) -> Value:
             value()  # raises the Work's error
             return self._value
 
@@ -55,7 +58,10 @@ class LaunchedCall:
 
 
 def allreduce(
-    group: Collectives, tensors: Any, opts: Any = None, timeout: Timeout = None
+    group: Collectives,
+    tensors: Sequence[torch.Tensor] | torch.Tensor,
+    opts: Any = None,
+    timeout: Timeout = None,
 ) -> LaunchedCall:
     """Launch an in-place reduction on a single tensor, or on a list with one tensor.
 
@@ -68,7 +74,11 @@ def allreduce(
 
 
 def allgather(
-    group: Collectives, outputs: Any, inputs: Any, opts: Any = None, timeout: Timeout = None
+    group: Collectives,
+    outputs: Sequence[Sequence[torch.Tensor]] | Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor] | torch.Tensor,
+    opts: Any = None,
+    timeout: Timeout = None,
 ) -> LaunchedCall:
     """Launch gathering every rank's tensor into a list, or a list with one list.
 

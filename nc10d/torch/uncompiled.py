@@ -11,11 +11,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from types import CodeType, FunctionType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch._C._dynamo import eval_frame
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 _SKIPPED = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
 _REASON = "nc10d's calls are not compiled: a graph can have those of nc10d.torch.functional"
 
@@ -32,7 +32,7 @@ def in_python(function: F) -> F:
     return function
 
 
-def all_in_python(values: Iterable[Any]) -> None:
+def all_in_python(values: Iterable[object]) -> None:
     """Mark nc10d's functions among `values`, and the methods of nc10d's classes among them."""
     for value in values:
         for function in _functions_of(value):
@@ -55,7 +55,7 @@ def _skip(code: CodeType) -> None:
             _skip(inner)
 
 
-def _functions_of(value: Any) -> Iterable[FunctionType]:
+def _functions_of(value: object) -> Iterable[FunctionType]:
     # A property is passed over as a frame alone: a graph may read a group's properties.
     if isinstance(value, type):
         for base in value.__mro__:

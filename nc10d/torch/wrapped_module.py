@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from dataclasses import fields, is_dataclass
 from itertools import chain
 from operator import attrgetter, methodcaller
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
@@ -24,7 +24,9 @@ from nc10d.torch import in_backward
 
 _KINDS = {"cpu", "cuda"}
 _OPTIMIZERS, _TRAINS = methodcaller("get", in_backward.MARK, ()), attrgetter("requires_grad")
-Tables = Sequence[dict[str, Any]]
+T = TypeVar("T")
+Device: TypeAlias = int | str | torch.device
+Tables = Sequence[dict[str, torch.Tensor | None]]
 """Layers' dicts, each with a layer's parts by name."""
 SHARD = "_flat_shard_"
 """The names of fully_shard's parameters begin so: shards, which differ between ranks."""
@@ -49,7 +51,7 @@ class Placement(NamedTuple):
     device_ids: list[int] | None = None
     output_device: int | None = None
 
-    def moved(self, value: Any) -> Any:
+    def moved(self, value: T) -> T:
         """Return inputs on the module's device, or unchanged without `device_ids`; see `moved`."""
         if self.device_ids is None:
             return value
@@ -57,7 +59,9 @@ class Placement(NamedTuple):
 
 
 def placement(
-    params: Iterable[torch.Tensor], device_ids: Sequence[Any] | None, output_device: Any
+    params: Iterable[torch.Tensor],
+    device_ids: Sequence[Device] | None,
+    output_device: Device | None,
 ) -> Placement:
     """Return the placement for a module with these parameters; ValueError as torch's DDP."""
     devices = {x.device for x in params}
@@ -78,12 +82,12 @@ def placement(
     return Placement()
 
 
-def moved(value: Any, device: torch.device) -> Any:
+def moved(value: T, device: torch.device) -> T:
     """Return a copy of nested tuples, lists and dicts with all tensors on a device."""
     return mapped(value, lambda x: x.to(device))
 
 
-def mapped(value: Any, function: Callable[[Any], Any], deep: bool = False) -> Any:
+def mapped(value: Any, function: Callable[[Any], object], deep: bool = False) -> Any:
     """Return a copy of nested tuples, lists and dicts with function(x) for each tensor x.
 
     Other containers stay unchanged, as in torch; with `deep`, sets and dataclasses are copied, too.
@@ -250,7 +254,7 @@ def refuse_shards(names: Iterable[str]) -> None:
             )
 
 
-def _parts(tables: Tables) -> Iterator[Any]:
+def _parts(tables: Tables) -> Iterator[torch.Tensor | None]:
     return chain.from_iterable(map(dict.values, tables))
 
 

@@ -24,6 +24,7 @@ from nc10d.backend.cpu.lowering.prepared import (
     SOON,
     Prepared,
     PreparedCollective,
+    PreparedMessage,
     PreparedProgram,
 )
 from nc10d.backend.cpu.lowering.prepared_cache import PreparedCache, parts_of
@@ -35,11 +36,15 @@ from nc10d.backend.cpu.p2p.mailbox import DeferredReceive, Mailbox
 from nc10d.backend.cpu.program.linker import Linked
 from nc10d.backend.cpu.waiter import SLICE, SLICE_NS, Flight, Waiter
 from nc10d.backend.cpu.works import CombinedWork, CpuWork
+from nc10d.backend.prepared_protocol import Arguments
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import copy_to_raise
 from nc10d.base.signal_errors import from_handler
 from nc10d.ops import Op, Recv, Send
 from nc10d.work import Work
+
+Pair = tuple[PreparedMessage, PreparedMessage]
+"""A send, and a receive that runs beside it."""
 
 
 class OpLauncher:
@@ -79,7 +84,7 @@ class OpLauncher:
 
     # -- prepared calls --------------------------------------------------------------------------
 
-    def run(self, prepared: Prepared, x: Any, y: Any, timeout: float) -> bool:
+    def run(self, prepared: Prepared, x: Arguments, y: Arguments, timeout: float) -> bool:
         """Run a prepared call in this thread; False: nothing has happened."""
         try:
             answer = prepared.run(prepared.words, x, y)
@@ -88,7 +93,9 @@ class OpLauncher:
             self.abandon(prepared, x, y)
             raise
 
-    def finish(self, prepared: Prepared, answer: int, x: Any, y: Any, timeout: float) -> bool:
+    def finish(
+        self, prepared: Prepared, answer: int, x: Arguments, y: Arguments, timeout: float
+    ) -> bool:
         """Complete a call after `prepared.run`, which returned `answer`; see PreparingBackend."""
         while answer == at.NEW_SITE:
             call_sites.learn()
@@ -108,7 +115,7 @@ class OpLauncher:
             prepared.channel.reap()
         return True
 
-    def abandon(self, prepared: Prepared, x: Any, y: Any) -> None:
+    def abandon(self, prepared: Prepared, x: Arguments, y: Arguments) -> None:
         """Leave a call after an exception such as Ctrl-C; see PreparingBackend."""
         self.waiter.abandon(prepared.channel, prepared.ops(x, y))
 
@@ -144,34 +151,36 @@ class OpLauncher:
         return [works[number] for number in range(len(ops))]
 
     def exchange(
-        self, dst: int, x: Any, tag: int, src: int, y: Any, take: int, timeout: float
+        self, dst: int, x: Arguments, tag: int, src: int, y: Arguments, take: int, timeout: float
     ) -> bool:
         """Send x and receive y if both are prepared; see PreparingBackend. Blocks."""
         latest = self.latest[Send].get(dst), self.latest[Recv].get(src)
-        if None not in latest and self._exchange_by(*latest, x, tag, y, take, timeout):
+        if None not in latest and self._exchange_by(latest, x, tag, y, take, timeout):
             return True
         found = self.cache.find_messages((Send(x, dst, tag), Recv(y, src, take)))
         if found is None:
             return False
         pair = found[0][0], found[1][0]
         # Not the latest: arrays with other sizes.
-        return pair != latest and self._exchange_by(*pair, x, tag, y, take, timeout)
+        return pair != latest and self._exchange_by(pair, x, tag, y, take, timeout)
 
     def _exchange_by(
-        self, send: Any, receive: Any, x: Any, tag: int, y: Any, take: int, timeout: float
+        self, pair: Any, x: Arguments, tag: int, y: Arguments, take: int, timeout: float
     ) -> bool:
         """Exchange by two PreparedMessages; False: nothing has happened. Blocks."""
-        if send.short and self._exchange_soon(send, receive, x, tag, y, take, timeout):
+        send, receive = pair
+        if send.short and self._exchange_soon(pair, x, tag, y, take, timeout):
             return True
         # Through sockets, two threads move more.
         if send.channel.spec.streams or receive.channel.spec.streams:
             return False
-        return self._exchange_long(send, receive, x, tag, y, take, timeout)
+        return self._exchange_long(pair, x, tag, y, take, timeout)
 
     def _exchange_soon(
-        self, send: Any, receive: Any, x: Any, tag: int, y: Any, take: int, timeout: float
+        self, pair: Pair, x: Arguments, tag: int, y: Arguments, take: int, timeout: float
     ) -> bool:
         """Exchange if the send, a short one, can end at once; False: nothing has happened."""
+        send, receive = pair
         run = prepared_exchange.run_exchange
         try:
             while (answer := run(send.words, receive.words, x, y, tag, take)) == at.NEW_SITE:
@@ -193,9 +202,10 @@ class OpLauncher:
         return True
 
     def _exchange_long(
-        self, send: Any, receive: Any, x: Any, tag: int, y: Any, take: int, timeout: float
+        self, pair: Pair, x: Arguments, tag: int, y: Arguments, take: int, timeout: float
     ) -> bool:
         """Submit both messages and advance them in this thread; False: nothing has happened."""
+        send, receive = pair
         deadline = Deadline.after(timeout)
         flights = [_blank_flight(message, array) for message, array in ((send, x), (receive, y))]
         sent, received = [submission for _, submission in flights]
@@ -333,7 +343,7 @@ class OpLauncher:
         return started
 
 
-def _blank_flight(message: Any, x: Any) -> Flight:
+def _blank_flight(message: PreparedMessage, x: Arguments) -> Flight:
     """Return a prepared message as a submission in flight, which the engine fills in."""
     channel = message.channel
     submission = channel.blank(1)

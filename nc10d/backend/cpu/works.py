@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from nc10d.backend.cpu.engine.channel import Channel, Submission
 from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
+from nc10d.backend.prepared_protocol import Arguments
 from nc10d.base.deadline import Deadline, Timeout, seconds
 from nc10d.base.promise import DONE, PENDING
 from nc10d.errors import DistError
@@ -59,7 +60,7 @@ class WorkWaiter(Protocol):
 class CallOfWork(Protocol):
     """A prepared call as a Work sees it."""
 
-    def ops(self, x: Any, y: Any) -> Sequence[Op]:
+    def ops(self, x: Arguments, y: Arguments) -> Sequence[Op]:
         """Return the call as operations."""
 
 
@@ -68,7 +69,7 @@ class _OfCall:
 
     __slots__ = ()
 
-    _call: tuple[CallOfWork, Any, Any]
+    _call: tuple[CallOfWork, Arguments, Arguments]
 
     @property
     def ops(self) -> Sequence[Op]:
@@ -100,7 +101,7 @@ class CompletedCall(_OfCall, Work):
         return True
 
 
-def completed_call(call: CallOfWork, x: Any, y: Any, sender: int | None) -> CompletedCall:
+def completed_call(call: CallOfWork, x: object, y: object, sender: int | None) -> CompletedCall:
     """Return the Work for a prepared call that has ended."""
     # Without __init__, which costs as much again.
     work: CompletedCall = _new_work(CompletedCall)
@@ -188,8 +189,8 @@ class PreparedWork(_OfCall, CpuWork):
         self,
         waiter: WorkWaiter,
         call: CallOfWork,
-        x: Any,
-        y: Any,
+        x: Arguments,
+        y: Arguments,
         channel: Channel,
         submission: Submission,
         started: float,

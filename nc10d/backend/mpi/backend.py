@@ -89,7 +89,7 @@ def _create(
         return comm.Create_group(comm.Get_group().Incl(members), zlib.crc32(name.encode()) % 32768)
 
 
-def _blocking_calls() -> contextlib.AbstractContextManager[Any]:
+def _blocking_calls() -> contextlib.AbstractContextManager[object]:
     """Return what surrounds blocking calls of MPI: where threads take turns, the others wait."""
     return engine.lock if serialized() else contextlib.nullcontext()
 

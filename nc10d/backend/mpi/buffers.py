@@ -25,12 +25,12 @@ def memory(x: FlatBuffer) -> Any:
     return MPI.buffer.fromaddress(x.address, x.nbytes)
 
 
-def whole(x: FlatBuffer) -> list[Any]:
+def whole(x: FlatBuffer) -> list[object]:
     """Return mpi4py's description of all elements."""
     return [memory(x), x.count, carrier(x.dtype)]
 
 
-def in_chunks(chunks: Chunks) -> list[Any]:
+def in_chunks(chunks: Chunks) -> list[object]:
     """Return mpi4py's description of consecutive chunks."""
     x, counts = chunks
     return [memory(x), (counts, None), carrier(x.dtype)]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from nc10d.arrays.call_info import CallInfo, beyond_text
-from nc10d.backend.mpi.library import MPI, Request
+from nc10d.backend.mpi.library import MPI, Comm, Request
 from nc10d.base.text import ranks_text
 from nc10d.errors import CollectiveMismatch
 
@@ -32,7 +32,7 @@ class CallCheck:
         word = _fingerprint(call)
         self._least = np.array([word, -word, -int(conflict)], np.int64)
 
-    def ask(self, comm: Any) -> Request:
+    def ask(self, comm: Comm) -> Request:
         """Start the check: MIN of a number and of its negative are opposite only if all agree."""
         return comm.Iallreduce(MPI.IN_PLACE, self._least, MPI.MIN)
 

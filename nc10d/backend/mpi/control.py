@@ -11,11 +11,10 @@ that it waits for can still end, so a rank may leave while its last messages are
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import numpy as np
 
-from nc10d.backend.mpi.library import MPI, Request
+from nc10d.backend.mpi.library import MPI, Comm, Request
 from nc10d.backend.mpi.message_queue import MessageQueue
 from nc10d.backend.polled.flat_buffers import keep
 from nc10d.backend.polled.launches import MessageTask, Task
@@ -28,7 +27,7 @@ MOST_BYTES = 8192
 class MpiControl:
     """A rank's control messages in a group; the caller holds the progress thread's lock."""
 
-    def __init__(self, comm: Any) -> None:
+    def __init__(self, comm: Comm) -> None:
         self._comm = comm
         self._peers = [rank for rank in range(comm.size) if rank != comm.rank]
         self._received = np.empty(MOST_BYTES, np.uint8)

@@ -37,9 +37,9 @@ _TOO_NARROW = (DType.UINT8, DType.UINT16)
 class MpiReduction:
     """A reduction in MPI's terms: `datatype`, `width` of them an element, and `op`."""
 
-    datatype: Any
+    datatype: MPI.Datatype
     width: int
-    op: Any
+    op: MPI.Op
 
 
 def carrier(dtype: DType) -> Any:
@@ -69,7 +69,7 @@ _opaque_dtypes: dict[int, DType] = {}
 
 
 @functools.cache
-def _opaque(dtype: DType) -> Any:
+def _opaque(dtype: DType) -> MPI.Datatype:
     """Make the MPI datatype by which a kernel's op knows `dtype`."""
     datatype = MPI.BYTE.Create_contiguous(dtype.itemsize).Commit()
     _opaque_dtypes[datatype.handle] = dtype
@@ -77,8 +77,8 @@ def _opaque(dtype: DType) -> Any:
 
 
 @functools.cache
-def _kernel_op(step: str) -> Any:
-    def combine(lower: Any, upper: Any, datatype: Any) -> None:
+def _kernel_op(step: str) -> MPI.Op:
+    def combine(lower: Any, upper: Any, datatype: MPI.Datatype) -> None:
         """upper := lower op upper"""
         run = kernel(kernel_address(step, _opaque_dtypes[datatype.handle]))
         run(upper.address, lower.address, upper.address, upper.nbytes)

@@ -9,7 +9,7 @@ tag do too. All other messages are MPI's own.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,7 +35,7 @@ class Receive(NamedTuple):
     """A receive that has been posted; `status` is MPI's once the receive has ended."""
 
     request: Request
-    status: Any
+    status: MPI.Status
 
     def ended(self) -> bool:
         """Return whether a message has been received; never blocks."""
@@ -143,5 +143,5 @@ class MessageQueue:
             self._announced.append((source, int(announcement[0]), int(announcement[1])))
 
 
-def _info(status: Any, tag: int) -> MessageInfo:
+def _info(status: MPI.Status, tag: int) -> MessageInfo:
     return MessageInfo(int(status.Get_source()), tag, int(status.Get_elements(MPI.BYTE)))

@@ -7,7 +7,6 @@ and control messages. A call check starts when a call is launched, the call's da
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import Any
 
 from nc10d.arrays.call_info import CallInfo
 from nc10d.backend.mpi.call_check import CallCheck, exchanged_texts, mismatch
@@ -60,7 +59,7 @@ class MpiGroup(PolledGroup):
     def _message_steps(self, message: MessageTask) -> Steps:
         return self._message_queue.steps(message.op)
 
-    def _requests_ended(self, requests: Sequence[Any]) -> bool:
+    def _requests_ended(self, requests: Sequence[Request]) -> bool:
         if isinstance(requests[0], Receive):
             return requests[0].ended()
         return bool(MPI.Request.Testall(requests))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from nc10d.backend.mpi.buffers import in_chunks, memory, whole
 from nc10d.backend.mpi.datatypes import MpiReduction, carrier, reduction
 from nc10d.backend.mpi.library import MPI, Comm, Request
@@ -76,16 +74,16 @@ class MpiCalls(CollectiveLibrary):
         """Post MPI_Iscatterv."""
         return self._comm.Iscatterv(inp and in_chunks(inp), self._piece(out, inp), root)
 
-    def _piece(self, piece: FlatBuffer, chunks: Chunks | None) -> Any:
+    def _piece(self, piece: FlatBuffer, chunks: Chunks | None) -> object:
         """Describe `piece` for MPI: IN_PLACE for this rank's chunk of the other array."""
         return MPI.IN_PLACE if is_chunk_of(piece, chunks, self.rank) else whole(piece)
 
 
-def _operand(x: FlatBuffer, how: MpiReduction) -> list[Any]:
+def _operand(x: FlatBuffer, how: MpiReduction) -> list[object]:
     return [memory(x), x.count * how.width, how.datatype]
 
 
-def _each(chunks: Chunks) -> list[Any]:
+def _each(chunks: Chunks) -> list[object]:
     """Return mpi4py's description of chunks of the same size."""
     x, counts = chunks
     return [memory(x), counts[0], carrier(x.dtype)]

@@ -203,7 +203,6 @@ class NcclBackend(Backend):
         self._failure.fail(error)
 
     def _refuse_launches(self) -> None:
-        """Refuse all launches from now on."""
         if self.device_group is not None:
             self.device_group.failed = True
 

@@ -216,7 +216,13 @@ class DeviceGroup:
             while not self.failed:
                 queues = [comm_stream.queue for comm_stream in self.comm_streams.all()]
                 heads = {id(queue[0]): queue[0] for queue in queues if queue}
-                ready = [deferred for deferred in heads.values() if _is_next(deferred)]
+                ready = [
+                    deferred
+                    for deferred in heads.values()
+                    if all(
+                        x.comm is not None and x.queue[0] is deferred for x in deferred.comm_streams
+                    )
+                ]
                 if not ready:
                     return
                 for deferred in ready:
@@ -287,10 +293,3 @@ class DeviceGroup:
         if by_cuda:
             return CudaError(f"{what}: CUDA error {code}", code=code)
         return NCCLError(f"{what}: {group.library.describe(code)}", code=code)
-
-
-def _is_next(deferred: DeferredLaunch) -> bool:
-    return all(
-        comm_stream.comm is not None and comm_stream.queue[0] is deferred
-        for comm_stream in deferred.comm_streams
-    )

@@ -14,9 +14,10 @@ import functools
 import queue
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from nc10d.arrays.dtypes import dtype_of
 from nc10d.backend.nccl.backend import NcclBackend
@@ -46,7 +47,7 @@ class GroupOfBackends(Protocol):
         """Return a device's backend."""
 
 
-def registered_zeros(group: GroupOfBackends) -> Callable[[int, Any], DeviceArray]:
+def registered_zeros(group: GroupOfBackends) -> Callable[[int, npt.DTypeLike], DeviceArray]:
     """Return a function from count and dtype to a flat array of zeros in registered memory.
 
     All ranks call this, which blocks until they have met, on the group's device (the current
@@ -57,7 +58,7 @@ def registered_zeros(group: GroupOfBackends) -> Callable[[int, Any], DeviceArray
     return _arrays(*registered_bytes(group))
 
 
-def symmetric_zeros(group: GroupOfBackends) -> Callable[[int, Any], DeviceArray]:
+def symmetric_zeros(group: GroupOfBackends) -> Callable[[int, npt.DTypeLike], DeviceArray]:
     """Return a function from count and dtype to a flat array of zeros in symmetric memory.
 
     As `registered_zeros`, but all ranks make every call to the returned function, in the same order
@@ -115,8 +116,10 @@ def _allocator(
     return allocate
 
 
-def _arrays(allocate: Callable[[int], Owner], device: int) -> Callable[[int, Any], DeviceArray]:
-    def make(count: int, dtype: Any) -> DeviceArray:
+def _arrays(
+    allocate: Callable[[int], Owner], device: int
+) -> Callable[[int, npt.DTypeLike], DeviceArray]:
+    def make(count: int, dtype: npt.DTypeLike) -> DeviceArray:
         kind = dtype_of(np.dtype(dtype))
         owner = allocate(count * kind.itemsize)
         made = DeviceArray(owner.address, (count,), kind, device, owner)

@@ -14,9 +14,9 @@ comes later. There is no Work, and no timeout: a group that fails ends the waiti
 from __future__ import annotations
 
 import ctypes
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from nc10d.arrays.buffer import as_buffer
 from nc10d.arrays.dtypes import dtype_of
@@ -31,6 +31,7 @@ from nc10d.cuda.driver import call
 from nc10d.cuda.memory import DeviceArray, fill
 from nc10d.cuda.streams import LEGACY, stream_of
 from nc10d.errors import DistError
+from nc10d.ops import Array
 
 _NO_FLAGS = (0, 0, 0)  # signal index, context and flags, which NCCL reserves
 
@@ -38,7 +39,9 @@ _NO_FLAGS = (0, 0, 0)  # signal index, context and flags, which NCCL reserves
 class Window:
     """A flat array of every rank, open to puts from all. Any thread may call."""
 
-    def __init__(self, backend: NcclBackend, count: int, dtype: Any, timeout: float) -> None:
+    def __init__(
+        self, backend: NcclBackend, count: int, dtype: npt.DTypeLike, timeout: float
+    ) -> None:
         """Make the array of zeros on the group's device; blocks until all ranks have called.
 
         Count and dtype must be the same on all ranks. UnsupportedPlatform for NCCL before 2.29.2,
@@ -58,7 +61,7 @@ class Window:
             call("cuStreamSynchronize", stream_of(self.array))
         backend.started.meet("a window of zeros", deadline)  # before a peer writes there
 
-    def put(self, source: Any, peer: int, at: int = 0) -> None:
+    def put(self, source: Array, peer: int, at: int = 0) -> None:
         """Queue a write of `source` into rank `peer`'s array from element `at` on, and a signal.
 
         `source` is a contiguous part of this rank's own array, such as `window.array[3:7]`; NCCL
@@ -114,7 +117,7 @@ class Window:
         if not 0 <= peer < self._backend.size:
             raise ValueError(f"expected a rank of {self._backend.size}, got {peer}")
 
-    def _queue(self, name: str, *arguments: Any) -> None:
+    def _queue(self, name: str, *arguments: object) -> None:
         """Queue a call, which may be part of a captured graph; a failure ends the group."""
         comm, backend = self._comm, self._backend
         if self._registration[1].handle is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from nc10d.backend.device_work import DeviceWork
 from nc10d.backend.nccl.comm.comm_streams import CommStream
@@ -87,7 +86,7 @@ class NcclWork(DeviceWork):
         """Record the device's time between both events, which have ended."""
         self._seconds = seconds_between(self.begun, self.event)
 
-    def outcome(self) -> Any:
+    def outcome(self) -> object:
         """Return the value for `result()`: the sender, a list of senders, or None."""
         if not self.cached.receives:
             return None

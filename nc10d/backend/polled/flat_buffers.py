@@ -17,7 +17,8 @@ import numpy as np
 from nc10d.arrays.buffer import Buffer, as_buffer
 from nc10d.arrays.dtypes import DType, ElementKind
 from nc10d.kernels.reduce import divide_address, kernel_address, scale_address
-from nc10d.ops import ReduceOp
+from nc10d.ops import Array, ReduceOp
+from nc10d.ops.operations import Arrays
 
 _KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
 
@@ -48,7 +49,7 @@ class FlatBuffer:
     count: int
     dtype: DType
     device: str
-    owner: Any
+    owner: object
 
     @property
     def nbytes(self) -> int:
@@ -85,7 +86,7 @@ class OpBuffers:
         self._copies_back: list[Callable[[], None]] = []
         self._owned: list[np.ndarray[Any, Any]] = []
 
-    def contiguous(self, x: Any, written: bool) -> FlatBuffer:
+    def contiguous(self, x: Array, written: bool) -> FlatBuffer:
         """Return an array's memory, or a copy that `finish` copies back if `written`."""
         buffer = as_buffer(x)
         if buffer.contiguous:
@@ -96,7 +97,7 @@ class OpBuffers:
             self._copies_back.append(lambda: np.copyto(view, copy))
         return self._own(copy)
 
-    def chunks(self, arrays: Any, size: int, written: bool) -> Chunks:
+    def chunks(self, arrays: Arrays, size: int, written: bool) -> Chunks:
         """Return the memory for an array or a list, as a single piece, in chunks."""
         if not isinstance(arrays, (list, tuple)):
             flat = self.contiguous(arrays, written)

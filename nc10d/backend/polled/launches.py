@@ -38,7 +38,7 @@ class PolledWork(Work):
         self._parts_left -= 1
         return self._parts_left == 0
 
-    def outcome(self) -> Any:
+    def outcome(self) -> object:
         """Return the value for `result()`: the sender, a list of senders, or None."""
         if len(self.ops) == 1:
             return self._results[0]
@@ -72,7 +72,7 @@ class Task:
         self.agreed = False
         self.result: int | None = None
         self.steps: Steps
-        self.requests: Sequence[Any] = ()
+        self.requests: Sequence[object] = ()
 
     def begin(self, steps: Steps) -> None:
         """Run the first step."""

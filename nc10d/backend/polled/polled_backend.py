@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from nc10d.backend.polled.polled_group import PolledGroup
 from nc10d.backend.polled.progress_thread import ProgressThread
@@ -55,7 +55,7 @@ class PolledBackend(Backend):
         self._group.close()
 
 
-def checked_options(backend: str, options: Any, kind: type[Options]) -> Options:
+def checked_options(backend: str, options: object, kind: type[Options]) -> Options:
     """Return a group's `pg_options`, by default those of `kind`; TypeError for another type."""
     if options is None:
         return kind()

@@ -55,35 +55,35 @@ class CollectiveLibrary(Protocol):
         for a reduce_scatter.
         """
 
-    def all_reduce(self, x: FlatBuffer, how: Any) -> Any:
+    def all_reduce(self, x: FlatBuffer, how: Any) -> object:
         """x := the reduction over all ranks of x"""
 
-    def reduce(self, x: FlatBuffer, how: Any, root: int) -> Any:
+    def reduce(self, x: FlatBuffer, how: Any, root: int) -> object:
         """x := the reduction over all ranks of x, on the root"""
 
-    def reduce_scatter(self, out: FlatBuffer, inp: Chunks, how: Any) -> Any:
+    def reduce_scatter(self, out: FlatBuffer, inp: Chunks, how: Any) -> object:
         """out := the reduction over all ranks of this rank's chunk of inp"""
 
-    def scan(self, x: FlatBuffer, how: Any, exclusive: bool) -> Any:
+    def scan(self, x: FlatBuffer, how: Any, exclusive: bool) -> object:
         """x := the reduction of x over the ranks up to this rank, or before this rank
 
         None, and nothing is posted, where the library has no such call.
         """
         return None
 
-    def broadcast(self, x: FlatBuffer, root: int) -> Any:
+    def broadcast(self, x: FlatBuffer, root: int) -> object:
         """x := the root's x"""
 
-    def all_gather(self, out: Chunks, inp: FlatBuffer) -> Any:
+    def all_gather(self, out: Chunks, inp: FlatBuffer) -> object:
         """out := all ranks' inp; every rank knows all counts"""
 
-    def all_to_all(self, out: Chunks, inp: Chunks, even: bool) -> Any:
+    def all_to_all(self, out: Chunks, inp: Chunks, even: bool) -> object:
         """out[r] := rank r's inp[this rank]"""
 
-    def gather(self, out: Chunks | None, inp: FlatBuffer, root: int, even: bool) -> Any:
+    def gather(self, out: Chunks | None, inp: FlatBuffer, root: int, even: bool) -> object:
         """out := all ranks' inp, on the root"""
 
-    def scatter(self, out: FlatBuffer, inp: Chunks | None, root: int, even: bool) -> Any:
+    def scatter(self, out: FlatBuffer, inp: Chunks | None, root: int, even: bool) -> object:
         """out := this rank's chunk of the root's inp"""
 
 

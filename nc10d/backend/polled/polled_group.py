@@ -68,7 +68,7 @@ class PolledGroup(ProgressedGroup, ABC):
         """Return a message's steps."""
 
     @abstractmethod
-    def _requests_ended(self, requests: Sequence[Any]) -> bool:
+    def _requests_ended(self, requests: Sequence[object]) -> bool:
         """Return whether a step's requests have ended; never blocks."""
 
     @abstractmethod
@@ -114,7 +114,6 @@ class PolledGroup(ProgressedGroup, ABC):
             raise copy_to_raise(self.failure) from None  # the context is another call's
 
     def _begin(self, task: Task, queue: deque[Any], steps_of_task: Steps) -> None:
-        """Run a task's first step."""
         if self.failure is not None:  # an earlier task of the launch could not begin
             return
         queue.append(task)
@@ -174,7 +173,6 @@ class PolledGroup(ProgressedGroup, ABC):
                 self._messages.remove(message)
 
     def _advance_task(self, task: Task) -> bool:
-        """Advance a task; return whether the task has ended."""
         if self.failure is not None:
             return False
         try:
@@ -188,7 +186,6 @@ class PolledGroup(ProgressedGroup, ABC):
         return True
 
     def _error_of(self, error: Exception, task: Task) -> DistError:
-        """Return the group's error for an exception in a task."""
         name = task.work._describe()
         if not isinstance(error, DistError):
             error = DistBackendError(f"{name}: {type(error).__name__}: {error}")

@@ -12,7 +12,7 @@ import atexit
 import os
 import threading
 from collections import deque
-from typing import Any, Protocol
+from typing import Protocol
 
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import PENDING
@@ -51,7 +51,7 @@ class ProgressThread:
         self.lock = threading.RLock()
         self._groups: list[ProgressedGroup] = []
         self._closed_groups: list[ProgressedGroup] = []
-        self._ended: deque[tuple[Work, BaseException | None, Any]] = deque()
+        self._ended: deque[tuple[Work, BaseException | None, object]] = deque()
         self._watched: set[Work] = set()
         self._waiting = 0
         self._thread: Thread | None = None
@@ -86,7 +86,7 @@ class ProgressThread:
                 group.advance()
         self.finish_ended()
 
-    def end(self, work: Work, error: BaseException | None, result: Any = None) -> None:
+    def end(self, work: Work, error: BaseException | None, result: object = None) -> None:
         """Record how a work ended; `finish_ended` finishes the work."""
         self._ended.append((work, error, result))
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from nc10d.arrays.access import first_array
 from nc10d.arrays.buffer import device_type
 from nc10d.arrays.validate import validate
-from nc10d.backend.protocol import Backend, BackendSetup
+from nc10d.backend.protocol import Backend, BackendSetup, Options
 from nc10d.backend.registry import find_backend, load_factory
 from nc10d.backend.staged.copies import Copies, StagedWork
 from nc10d.backend.staged.staging import Staging
@@ -83,7 +83,7 @@ class StagedOptions:
     """`pg_options` of a staged group: the backend for host memory, by name, and its own options."""
 
     inner: str = "cpu"
-    options: Any = None
+    options: Options = None
 
 
 def make(setup: BackendSetup) -> StagedBackend:
@@ -97,7 +97,7 @@ def make(setup: BackendSetup) -> StagedBackend:
     return StagedBackend(setup.group_name, factory(inner))
 
 
-def _checked(options: Any) -> StagedOptions:
+def _checked(options: object) -> StagedOptions:
     if options is None:
         return StagedOptions()
     if not isinstance(options, StagedOptions):
@@ -259,7 +259,7 @@ class StagedBackend(Backend):
             return
         self._wait_until_copied(launch, inner._result)
 
-    def _wait_until_copied(self, launch: _Launch, result: Any) -> None:
+    def _wait_until_copied(self, launch: _Launch, result: object) -> None:
         """Wait until the copies to the device end; the launch keeps the host memory until then."""
         error = None
         try:
@@ -271,7 +271,7 @@ class StagedBackend(Backend):
         self._finish_work(launch.work, error, result)
 
     def _finish_work(
-        self, work: StagedWork, error: BaseException | None, result: Any = None
+        self, work: StagedWork, error: BaseException | None, result: object = None
     ) -> None:
         with self._lock:
             self._in_flight.pop(work, None)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 from nc10d.backend.device_work import DeviceWork
 from nc10d.backend.staged.pinned import pinned_pool
@@ -41,7 +40,7 @@ class StagedWork(DeviceWork):
     def _await_queued(self) -> None:
         self.queued.wait()
 
-    def result(self) -> Any:
+    def result(self) -> object:
         """Wait for the copies, then return the sender's rank, or the list of outputs."""
         self.wait_blocking()
         return self._value()
@@ -65,7 +64,7 @@ class StagedWork(DeviceWork):
             event, self.event = self.event, 0
         return event
 
-    def end(self, error: BaseException | None, result: Any) -> None:
+    def end(self, error: BaseException | None, result: object) -> None:
         """Finish the work; after an `error` the arrays have their old values."""
         self._finish(error, result)
         self.queued.set()

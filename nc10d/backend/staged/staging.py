@@ -131,7 +131,7 @@ class Staging:
         memory = None if self._pinned is None else self._pinned.as_bytes()
         return tuple(map_arrays(op, lambda x: self._view(memory, x)) for op in self._ops)
 
-    def _view(self, memory: Any, x: Array) -> Array:
+    def _view(self, memory: Array, x: Array) -> Array:
         buffer = as_buffer(x)
         dtype = buffer.dtype.numpy
         if not buffer.count:

@@ -39,7 +39,9 @@ class UccLibrary:
     def __init__(self, path: str) -> None:
         """Load the library at `path`; UnsupportedPlatform if that can't be."""
         self.path = path
-        _load_ucx()
+        # UCX from the wheel libucx-cu12 or -cu13, so that libucc finds it.
+        if importlib.util.find_spec("libucx") is not None:
+            importlib.import_module("libucx").load_library()
         try:
             dll = ctypes.CDLL(path)
         except raised_here(OSError) as error:
@@ -66,7 +68,7 @@ class UccLibrary:
         """Return a function in the table as ctypes calls it."""
         return self._functions[name]
 
-    def call(self, name: str, *arguments: Any) -> int:
+    def call(self, name: str, *arguments: object) -> int:
         """Call a function; return the status unless that is an error, which raises UCCError."""
         status = int(self._functions[name](*arguments))
         if status < 0:
@@ -79,12 +81,6 @@ class UccLibrary:
         name = STATUS_NAMES.get(status, f"status {status}")
         hint = "; UCC_LOG_LEVEL=info shows more"
         return UCCError(f"{call_name}: {name} ({text}){hint}", code=status)
-
-
-def _load_ucx() -> None:
-    """Load UCX from the wheel libucx-cu12 or -cu13 if present, so that libucc finds UCX."""
-    if importlib.util.find_spec("libucx") is not None:
-        importlib.import_module("libucx").load_library()
 
 
 @functools.cache

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections.abc import Callable
-from typing import Any
 
 from nc10d.backend.ucc.library import IN_PROGRESS, OK, STATUS
 from nc10d.backend.ucc.structs import CALLBACK_TYPES, OobColl
@@ -47,7 +46,7 @@ class StoreExchange:
     def _guarded(self, function: Callable[..., int]) -> Callable[..., int]:
         """Return a function for C that keeps an error, and returns a failed status."""
 
-        def call(*arguments: Any) -> int:
+        def call(*arguments: object) -> int:
             try:
                 return function(*arguments)
             except BaseException as error:  # noqa: BLE001  (no exception may pass through C)

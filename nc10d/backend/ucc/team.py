@@ -64,7 +64,7 @@ class UccContext:
             return self._out("ucc_context_create", self._lib, ctypes.byref(params), config)
 
     @contextlib.contextmanager
-    def _config(self, kind: str, *arguments: Any) -> Iterator[int]:
+    def _config(self, kind: str, *arguments: object) -> Iterator[int]:
         """Read a configuration from the environment (UCC_...); release it after the block."""
         config = self._out(f"{kind}_read", *arguments)
         try:
@@ -72,7 +72,7 @@ class UccContext:
         finally:
             self.library.function(f"{kind}_release")(config)
 
-    def _out(self, name: str, *arguments: Any) -> int:
+    def _out(self, name: str, *arguments: object) -> int:
         """Call a function whose last argument is a pointer to a handle; return the handle."""
         handle = ctypes.c_void_p()
         self.library.call(name, *arguments, ctypes.byref(handle))
@@ -141,7 +141,7 @@ class UccTeam:
                 os.sched_yield()
         context.enter()
 
-    def _forming(self, lock: contextlib.AbstractContextManager[Any]) -> bool:
+    def _forming(self, lock: contextlib.AbstractContextManager[object]) -> bool:
         with lock:
             self.context.progress()
             return self.context.library.call("ucc_team_create_test", self.handle) == IN_PROGRESS

@@ -33,7 +33,7 @@ class UccRequest:
 
     __slots__ = ("_args", "_handle", "_kept", "_name", "_team")
 
-    def __init__(self, team: UccTeam, name: str, args: Any, kept: Any) -> None:
+    def __init__(self, team: UccTeam, name: str, args: Any, kept: object) -> None:
         """Post a collective; UCCError, and nothing is in flight, if UCC refuses."""
         self._team, self._name, self._args, self._kept = team, name, args, kept
         call, made = team.context.library.call, ctypes.c_void_p()
@@ -131,7 +131,7 @@ class UccCalls(CollectiveLibrary):
         src, dst = _in_chunks(inp, even), self._unless_in_place(out, inp)
         return self._post("SCATTER", src, dst, even, in_place=dst is None, root=root)
 
-    def _unless_in_place(self, piece: FlatBuffer, chunks: Chunks | None) -> Any:
+    def _unless_in_place(self, piece: FlatBuffer, chunks: Chunks | None) -> object:
         """Describe `piece` for UCC: None for this rank's chunk of the other array."""
         return None if is_chunk_of(piece, chunks, self.rank) else _moved(piece)
 
@@ -168,7 +168,7 @@ def _memory_type(x: FlatBuffer) -> int:
     return _MEMORY[f"UCC_MEMORY_TYPE_{'HOST' if x.device == 'cpu' else x.device.upper()}"]
 
 
-def _moved(x: FlatBuffer) -> Any:
+def _moved(x: FlatBuffer) -> object:
     return BufferInfo(x.address, x.count, carrier(x.dtype), _memory_type(x))
 
 
@@ -176,7 +176,7 @@ def _reduced(x: FlatBuffer, how: UccReduction) -> Any:
     return BufferInfo(x.address, x.count * how.width, how.datatype, _memory_type(x))
 
 
-def _in_chunks(chunks: Chunks | None, even: bool) -> Any:
+def _in_chunks(chunks: Chunks | None, even: bool) -> object:
     """Describe a buffer in chunks for UCC."""
     if chunks is None:
         return None

@@ -78,7 +78,7 @@ class Bucket(GradBucket):
                 return
         view[...] = gradient
 
-    def launch(self, hook: CommHook, state: Any) -> None:
+    def launch(self, hook: CommHook, state: object) -> None:
         """Call the hook; blocks only if the hook blocks."""
         self._outcome = call_hook(hook, state, self)
 

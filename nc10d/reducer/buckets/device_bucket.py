@@ -66,7 +66,7 @@ class DeviceBucket(Bucket):
             self._given[param] = gradient
             self._unpacked = True
 
-    def launch(self, hook: CommHook, state: Any) -> None:
+    def launch(self, hook: CommHook, state: object) -> None:
         """Call the hook on a stream that follows all gradients' streams."""
         self._launch_stream = here = self._current_stream()
         for stream in self._streams:

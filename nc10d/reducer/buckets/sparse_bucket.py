@@ -98,7 +98,7 @@ class SparseBucket(GradBucket):
     def _divide(self, count: int, size: int) -> ReduceOp:
         return AVG if count == size else premul_sum(1 / count)
 
-    def check(self, value: Any) -> None:
+    def check(self, value: object) -> None:
         """Raise a TypeError or ValueError if `value` is no sparse gradient for the parameter."""
         check(value, self._spec, True, self._name)
 
@@ -129,7 +129,7 @@ class SparseBucket(GradBucket):
         """Remove all rows."""
         assign(self.memory, self._empty)
 
-    def launch(self, hook: CommHook, state: Any) -> None:
+    def launch(self, hook: CommHook, state: object) -> None:
         """Call the hook; blocks only if the hook blocks."""
         self._thread = get_ident()
         self._outcome = call_hook(hook, state, self)

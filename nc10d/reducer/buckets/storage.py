@@ -35,8 +35,8 @@ class Storage:
         self.plan, self.buckets = plan, buckets
         self.schedule = Schedule([bucket.params for bucket in plan.buckets], names)
         self.sparse = [bucket for bucket in buckets if isinstance(bucket, SparseBucket)]
-        views: dict[int, Any] = {}
-        takes: dict[int, Callable[[int, Any, int, bool], None]] = {}
+        views: dict[int, Array] = {}
+        takes: dict[int, Callable[[int, Array, int, bool], None]] = {}
         for bucket in buckets:
             views.update(bucket.views)
             takes.update(dict.fromkeys(bucket.views, bucket.take))
@@ -77,7 +77,6 @@ def _on_device(bucket: Bucket | SparseBucket) -> bool:
 
 
 def _bucket_class(device: str) -> type[Bucket]:
-    """Return the class for dense buckets on a device."""
     if not device.startswith("cuda"):
         return Bucket
     found: type[Bucket] = import_to_end("nc10d.reducer.buckets.device_bucket").DeviceBucket
@@ -85,7 +84,6 @@ def _bucket_class(device: str) -> type[Bucket]:
 
 
 def _allocator(allocate: Allocation, device: str, group: ProcessGroup) -> Allocate:
-    """Return the allocator for a device."""
     if callable(allocate):
         return allocate
     if allocate is None:

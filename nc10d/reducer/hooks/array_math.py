@@ -9,18 +9,19 @@ device are copied to the host, computed and reduced there, and copied back.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from nc10d.arrays.buffer import as_buffer
 from nc10d.cuda import memory
-from nc10d.group.host_calls import on_host
+from nc10d.group.host_calls import HostCalls, on_host
 from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import Array
 from nc10d.reducer.hooks.grad_bucket import GradBucket
 from nc10d.work import Future, Work, collect_all
 
+T = TypeVar("T")
 STEPS = 255
 """Steps between a channel's smallest and largest value in 8 bits."""
 HEAD = 8
@@ -34,11 +35,11 @@ class ArrayMath:
 
     xp: Any = np
 
-    def array(self, x: Any) -> Any:
+    def array(self, x: Array) -> Array:
         """Return the array on which the other methods work, in the memory of `x`."""
         return as_buffer(x).as_numpy()
 
-    def group_of(self, group: ProcessGroup) -> Any:
+    def group_of(self, group: ProcessGroup) -> ProcessGroup | HostCalls:
         """Return an object that reduces this arithmetic's arrays over a group."""
         return group
 
@@ -46,53 +47,53 @@ class ArrayMath:
         """Return the bucket's buffer, into which the results have been written."""
         return bucket.buffer()
 
-    def wide(self, arrays: Sequence[Array]) -> Any:
+    def wide(self, arrays: Sequence[Array]) -> object:
         """Return the dtype in which these arrays are computed: float32, or float64 if one is."""
         wide = self.xp.float64
         return wide if any(x.dtype == wide for x in arrays) else self.xp.float32
 
-    def zeros(self, count: int, dtype: Any) -> Any:
+    def zeros(self, count: int, dtype: object) -> Array:
         """Return a flat array of zeros."""
         return self.xp.zeros(count, dtype=dtype)
 
-    def copy(self, x: Any, dtype: Any = None) -> Any:
+    def copy(self, x: Array, dtype: object = None) -> Array:
         """Return a copy, in another dtype if one is given."""
         return x.astype(dtype or x.dtype)
 
-    def joined(self, arrays: Sequence[Array]) -> Any:
+    def joined(self, arrays: Sequence[Array]) -> Array:
         """Return a flat copy of all arrays, in their own dtype."""
         if not arrays:
             return self.zeros(0, self.xp.float32)
         return self.xp.concatenate([x.reshape(-1) for x in arrays])
 
-    def fill(self, columns: Any, values: Any) -> None:
+    def fill(self, columns: Array, values: Array) -> None:
         """Replace columns of zeros by the columns of `values`, a NumPy array."""
         columns[...] = self.xp.where((columns != 0).any(0), columns, values)
 
-    def length(self, column: Any, epsilon: float) -> Any:
+    def length(self, column: Array, epsilon: float) -> Array:
         """Return a column's length plus `epsilon`, or 1 if that is zero."""
         found = self.xp.linalg.norm(column) + epsilon
         return self.xp.where(found == 0, self.xp.ones_like(found), found)
 
-    def multiply(self, a: Any, b: Any, out: Any) -> None:
+    def multiply(self, a: Array, b: Array, out: Array) -> None:
         """Write two matrices' product."""
         self.xp.matmul(a, b, out=out)
 
-    def after(self, bucket: GradBucket, works: Sequence[Work], step: Callable[[], Any]) -> Any:
+    def after(self, bucket: GradBucket, works: Sequence[Work], step: Callable[[], T]) -> Future[T]:
         """Return the Future for `step()`, which follows all Works."""
 
-        def end(ended: Future[list[Future[Any]]]) -> Any:
+        def end(ended: Future[list[Future[Any]]]) -> T:
             for part in ended.value():
                 part.value()
             return step()
 
         return collect_all([work.get_future() for work in works]).then(end)
 
-    def messages(self, count: int, nbytes: int) -> Any:
+    def messages(self, count: int, nbytes: int) -> Array:
         """Return memory for as many messages."""
         return self.zeros(count * nbytes, self.xp.uint8).reshape(count, nbytes)
 
-    def encode(self, values: Any, width: int) -> Any:
+    def encode(self, values: Array, width: int) -> Array:
         """Return values in 8 bits, in channels of `width` elements; see `quantization`."""
         xp, count = self.xp, len(values)
         rows = self._rows(values, count, width)
@@ -104,7 +105,7 @@ class ArrayMath:
         head = xp.stack([scale, zero], 1).view(xp.uint8)
         return xp.concatenate([head.reshape(-1), self.copy(codes, xp.uint8).reshape(-1)[:count]])
 
-    def decode(self, message: Any, count: int, width: int) -> Any:
+    def decode(self, message: Array, count: int, width: int) -> Array:
         """Return the `count` float32 values in a message."""
         end = HEAD * -(-count // width)
         # Another rank's message begins anywhere: a copy can be viewed as floats.
@@ -112,7 +113,7 @@ class ArrayMath:
         rows = self._rows(message[end:], count, width)
         return ((rows - head[:, 1:]) * head[:, :1]).reshape(-1)[:count]
 
-    def _rows(self, values: Any, count: int, width: int) -> Any:
+    def _rows(self, values: Array, count: int, width: int) -> Array:
         """Return values as float32 in rows of `width`; zeros fill up the last row."""
         channels = -(-count // width)
         rows = self.zeros(channels * width, self.xp.float32)
@@ -126,13 +127,13 @@ class CopiedMath(ArrayMath):
     def __init__(self) -> None:
         self._copy: Array | None = None
 
-    def array(self, x: Any) -> Array:
+    def array(self, x: Array) -> Array:
         """Return a copy in host memory; blocks until the work queued before is done."""
         memory.synchronize_stream(memory.current_stream_key(x))
         self._copy = memory.to_host(x)
         return self._copy
 
-    def group_of(self, group: ProcessGroup) -> Any:
+    def group_of(self, group: ProcessGroup) -> ProcessGroup | HostCalls:
         """Return what reduces host arrays over the group."""
         return on_host(group)
 
@@ -145,11 +146,11 @@ class CopiedMath(ArrayMath):
 
 
 HOST = ArrayMath()
-MATHS: dict[type, Callable[[Any], Any]] = {}
+MATHS: dict[type, Callable[[Array], ArrayMath]] = {}
 """For an array type, the arithmetic on an array's device, with ArrayMath's methods."""
 
 
-def math_of(bucket: GradBucket) -> Any:
+def math_of(bucket: GradBucket) -> ArrayMath:
     """Return the arithmetic for a bucket; TypeError if it is sparse."""
     flat = bucket.flat()
     if as_buffer(flat).device in HOSTS:

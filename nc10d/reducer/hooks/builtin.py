@@ -57,11 +57,11 @@ def _compressed(group: ProcessGroup, bucket: GradBucket, dtype: DType) -> Future
 
 
 def _wrapped(hook: CommHook, dtype: DType) -> CommHook:
-    def compressing(state: Any, bucket: GradBucket) -> Future[Array]:
+    def compressing(state: object, bucket: GradBucket) -> Future[Array]:
         whole, small = bucket.flat(), bucket.narrowed(dtype)
         bucket.set_buffer(small)
 
-        def restore(value: Callable[[], Any]) -> Array:
+        def restore(value: Callable[[], object]) -> Array:
             try:
                 reduced = single_array(value(), small)
             finally:

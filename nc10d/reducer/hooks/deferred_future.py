@@ -62,7 +62,7 @@ class _ChainedFuture(DeferredFuture[Any]):
     def _require_unattended(self, what: str) -> None:
         self._parent._require_unattended(what)
 
-    def _adopt(self, value: Any) -> None:
+    def _adopt(self, value: object) -> None:
         if isinstance(value, Future):
             self._parent = value
         if isinstance(value, DeferredFuture):

@@ -177,7 +177,7 @@ class GradBucket:
         future = outcome.get_future() if isinstance(outcome, Work) else outcome
         return future.then(lambda done: step(done.value))
 
-    def check(self, value: Any) -> None:
+    def check(self, value: object) -> None:
         """Raise a TypeError or ValueError if `value` is no valid result of a hook."""
         wanted = self._buffer.shape
         if not hasattr(value, "shape"):
@@ -209,7 +209,7 @@ def averaging_factor(over: ProcessGroup | None) -> float:
     return 1.0 if over is None else 1 / over.size
 
 
-def call_hook(hook: CommHook, state: Any, bucket: GradBucket) -> Work | Future[Any]:
+def call_hook(hook: CommHook, state: object, bucket: GradBucket) -> Work | Future[Any]:
     """Call a hook and return its result; TypeError if it is neither a Work nor a Future."""
     outcome = hook(state, bucket)
     if not isinstance(outcome, (Work, Future)):
@@ -217,7 +217,7 @@ def call_hook(hook: CommHook, state: Any, bucket: GradBucket) -> Work | Future[A
     return outcome
 
 
-def reduced_array(outcome: Work | Future[Any], bucket: GradBucket) -> Any:
+def reduced_array(outcome: Work | Future[Any], bucket: GradBucket) -> Array:
     """Wait for a hook's result; return the reduced array or SparseGradient.
 
     Raises the hook's error; TypeError or ValueError if the value does not match the buffer.
@@ -232,7 +232,7 @@ def reduced_array(outcome: Work | Future[Any], bucket: GradBucket) -> Any:
     return value
 
 
-def single_array(value: Any, default: Array) -> Any:
+def single_array(value: object, default: Array) -> Array:
     """Return the array in a hook's value (an array or a list of it); `default` without a value."""
     if isinstance(value, (list, tuple)):
         value = value[0] if len(value) == 1 else value or None  # an empty list is no value

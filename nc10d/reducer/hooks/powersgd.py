@@ -21,7 +21,7 @@ import numpy as np
 
 from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import SUM, Array, ReduceOp
-from nc10d.reducer.hooks.array_math import HOST, math_of
+from nc10d.reducer.hooks.array_math import HOST, ArrayMath, math_of
 from nc10d.reducer.hooks.builtin import allreduce_hook
 from nc10d.reducer.hooks.grad_bucket import GradBucket, PassCounter, require_work
 from nc10d.reducer.packing import divided
@@ -94,7 +94,7 @@ class PowerSGDState:
         return min(*shape, self.rank)
 
     def factors_of(
-        self, index: int, matrices: Sequence[Array], math: Any
+        self, index: int, matrices: Sequence[Array], math: ArrayMath
     ) -> tuple[Array, list[Array]]:
         """Return the initial Qs for bucket `index`: the flat array, and the views by matrix."""
         # With warm start they are those of the bucket's last pass. New columns are random, and so
@@ -113,7 +113,7 @@ class PowerSGDState:
             math.fill(q, values)
         return flat, views
 
-    def with_errors(self, index: int, matrices: Sequence[Array], math: Any) -> list[Array]:
+    def with_errors(self, index: int, matrices: Sequence[Array], math: ArrayMath) -> list[Array]:
         """Return wide copies of gradients, plus the last pass's errors."""
         wide = [math.copy(x, math.wide(matrices)) for x in matrices]
         if index in self.errors:
@@ -121,7 +121,7 @@ class PowerSGDState:
                 x += error
         return wide
 
-    def remember(self, index: int, errors: Sequence[Array], math: Any) -> None:
+    def remember(self, index: int, errors: Sequence[Array], math: ArrayMath) -> None:
         """Keep a pass's errors for the next pass."""
         if self.use_error_feedback:
             self.errors[index] = math.joined(errors)
@@ -170,7 +170,7 @@ class _CompressedMean:
         self,
         state: PowerSGDState,
         bucket: GradBucket,
-        math: Any,
+        math: ArrayMath,
         matrices: Sequence[Array],
         plain: Sequence[Array] = (),
     ) -> None:
@@ -203,11 +203,10 @@ class _CompressedMean:
             self._restore()
             if last is not None:
                 last()
-            result: Array = math.result(self._bucket)
-            return result
+            return math.result(self._bucket)
 
         works = [rest, self._reduce_to_mean(self._q)]
-        return math.after(self._bucket, works, restore)  # type: ignore[no-any-return]
+        return math.after(self._bucket, works, restore)
 
     def _reduce_to_mean(self, flat: Array) -> Work:
         size = self._state.group.size
@@ -228,7 +227,7 @@ class _CompressedMean:
         self._state.remember(self._bucket.index(), self._local, self._math)
 
 
-def orthonormal(columns: Array, epsilon: float = 0, math: Any = HOST) -> Array:
+def orthonormal(columns: Array, epsilon: float = 0, math: ArrayMath = HOST) -> Array:
     """Return orthonormal columns with the span of `columns` (n, r).
 
     The algorithm is Gram-Schmidt, with each projection done twice. `epsilon` is added to each

@@ -13,7 +13,6 @@ Neural Networks for Efficient Integer-Arithmetic-Only Inference" (2018), section
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import Array
@@ -47,13 +46,12 @@ def _exchanged(group: ProcessGroup, bucket: GradBucket, width: int) -> Future[Ar
     gathering = math.group_of(group).all_gather_into_tensor(messages, own, async_op=True)
     work = require_work(gathering)
 
-    def average(value: Callable[[], Any]) -> Array:
+    def average(value: Callable[[], object]) -> Array:
         value()
         total = math.zeros(count, math.wide([]))
         for message in messages:
             total += math.decode(message, count, width)
         whole[...] = math.copy(total, whole.dtype)
-        result: Array = math.result(bucket)
-        return result
+        return math.result(bucket)
 
     return bucket.following(work, average)

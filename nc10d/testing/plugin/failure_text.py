@@ -83,7 +83,7 @@ _COMPREHENSIONS = ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>")
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")
 
 
-def _likeness(end: RankEnd) -> Any:
+def _likeness(end: RankEnd) -> object:
     if end.state == "raised" and not end.secondary:
         return end.error, _ADDRESS.sub("", end.message)
     return end.state, end.secondary, end.frames, end.remarks

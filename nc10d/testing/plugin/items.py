@@ -178,7 +178,7 @@ class RankWorld:
 
 
 def call_body(
-    group: ProcessGroup, function: Callable[..., Any], values: dict[str, Any], strict: bool
+    group: ProcessGroup, function: Callable[..., object], values: dict[str, Any], strict: bool
 ) -> None:
     """Call a test's body on a rank."""
     values = {name: own_arrays(value) for name, value in values.items()}
@@ -216,7 +216,7 @@ def run_item(item: pytest.Function, world: RankWorld) -> None:
     inner, own = handle.inner_test, getattr(item.obj, "__self__", None)
 
     @functools.wraps(inner)  # the text is the key in hypothesis' database
-    def example(*arguments: Any, **drawn: Any) -> None:
+    def example(*arguments: object, **drawn: object) -> None:
         named = inspect.signature(inner).bind(*arguments, **drawn).arguments
         body = inner if own is None else inner.__get__(named.pop(next(iter(named))))
         try:
@@ -234,7 +234,7 @@ def run_item(item: pytest.Function, world: RankWorld) -> None:
         handle.inner_test = inner
 
 
-def _lift_deadline(test: Any) -> None:
+def _lift_deadline(test: object) -> None:
     """Let examples take any time, unless the test has settings: ranks wait for each other."""
     from hypothesis import settings
     from hypothesis.errors import InvalidArgument
@@ -260,7 +260,7 @@ def _end_in_users_line(error: BaseException) -> None:
             error.__cause__ = error.__context__ = None
 
 
-def _check_drawn(values: Mapping[str, Any]) -> None:
+def _check_drawn(values: Mapping[str, object]) -> None:
     for name, value in values.items():
         if type(value).__name__ == "DataObject":
             raise TypeError(
@@ -284,7 +284,7 @@ class BodyInFile:
         return _load, self._where
 
 
-def _load(module: str, path: str, names: list[str]) -> Any:
+def _load(module: str, path: str, names: list[str]) -> object:
     """Return the test with these names; in a class, as a method on a new instance."""
     found: Any = sys.modules.get(module) or _import(module, path)
     for name in names:
@@ -295,7 +295,7 @@ def _load(module: str, path: str, names: list[str]) -> Any:
     return found if handle is None else handle.inner_test
 
 
-def _check_values(values: Mapping[str, Any]) -> None:
+def _check_values(values: Mapping[str, object]) -> None:
     for name, value in values.items():
         try:
             pickle.dumps(value)

@@ -135,7 +135,7 @@ class WatchedWork(Work):
             frames = running_frames(sys._getframe(1))
             self._call.waited = frames[-1].site if frames else "an unknown line"
 
-    def _value(self) -> Any:
+    def _value(self) -> object:
         return self._result if self._result is not None else self._inner._value()
 
     def _require_unattended(self, what: str) -> None:

@@ -248,7 +248,7 @@ def _chunks(inputs: Sequence[Array], step: MixedStep) -> list[list[Array]]:
     return [[*np.split(x, len(inputs))] for x in inputs]
 
 
-def _scattered(members: Sequence[int], _: Any, step: MixedStep) -> Iterator[tuple[int, Any]]:
+def _scattered(members: Sequence[int], _: object, step: MixedStep) -> Iterator[tuple[int, object]]:
     for place, rank in enumerate(members):
         yield rank, np.arange(step.count, dtype=step.dtype) + step_dtype(step, place + 1)
 
@@ -270,7 +270,7 @@ _ORACLE: dict[str, Callable[[Sequence[int], Any, MixedStep], Any]] = {
 CALLS = (*_ORACLE, MESSAGE, BARRIER)
 
 
-def complaints(program: MixedProgram, answers: Mapping[int, Sequence[Any]]) -> list[str]:
+def complaints(program: MixedProgram, answers: Mapping[int, Sequence[object]]) -> list[str]:
     """Return a text for each rank's result that is not the expected result."""
     from nc10d.testing.asserts import difference
 

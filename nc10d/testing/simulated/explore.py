@@ -36,9 +36,9 @@ class Explored(NamedTuple):
 
 
 def explore(
-    function: Callable[..., Any],
+    function: Callable[..., object],
     world_size: int,
-    *columns: Sequence[Any],
+    *columns: Sequence[object],
     most: int = 1000,
     timeout: float = 30.0,
     choices: Sequence[int] | None = None,
@@ -94,7 +94,7 @@ class ExploringRanks(SimulatedRanks):
         return results
 
     def _run_as(
-        self, choose: Recorded, name: str, function: Callable[..., Any], columns: Any
+        self, choose: Recorded, name: str, function: Callable[..., object], columns: object
     ) -> list[Any]:
         self._choose = choose
         self._described = f"simulated tasks, {name}"

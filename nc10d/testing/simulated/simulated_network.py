@@ -128,7 +128,7 @@ class SimulatedExchange(LocalExchange):
         self.probes: dict[int, tuple[int | None, int | None]] = {}
         """Peer and tag of the messages that ranks look for, by rank."""
 
-    def announce(self, rank: int, seq: int, op: Any) -> None:
+    def announce(self, rank: int, seq: int, op: object) -> None:
         """Compare a rank's collective with those of the ranks that came before."""
         calls = self._calls.setdefault(seq, {})
         calls[rank] = called(call_of(op).describe(), here())

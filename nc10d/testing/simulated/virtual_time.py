@@ -342,7 +342,7 @@ class Scheduler:
             until = float("inf") if endless else self.now + (timeout or 0.0)
             return self.wait(event.is_set, until, changed)
 
-        def wait_until(awaited: _Awaited, ready: Callable[[], Any], limit: Deadline) -> Any:
+        def wait_until(awaited: _Awaited, ready: Callable[[], object], limit: Deadline) -> object:
             if self.current() is None:
                 return real_wait_until(awaited, ready, limit)
             found: list[Any] = []

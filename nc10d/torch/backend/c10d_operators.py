@@ -25,10 +25,11 @@ from nc10d.torch.backend.launching import as_torchs
 from nc10d.torch.backend.works import TorchWork
 from nc10d.torch.tensors import WrapperTensorError
 
-c10d: Any = torch._C._distributed_c10d
+c10d = torch._C._distributed_c10d
 _modes = torch._C._len_torch_dispatch_stack
 
 _DEVICES = "CPU", "CUDA"
+Method = Callable[..., TorchWork | None]
 
 
 class _Operator(NamedTuple):
@@ -76,9 +77,9 @@ class _Call:
     """
 
     group: TorchCalls
-    method: Callable[..., TorchWork | None]
-    rest: tuple[Any, ...]
-    options: dict[str, Any]
+    method: Method
+    rest: tuple[object, ...]
+    options: dict[str, object]
     works: list[TorchWork | None] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -87,8 +88,7 @@ class _Call:
         group = self.group.nc10d_group
         self.carrier = dist.ProcessGroup(group.rank(), group.size())
 
-    def run(self, tensors: tuple[Any, ...]) -> TorchWork | None:
-        """Make the group's call on these tensors."""
+    def run(self, tensors: tuple[object, ...]) -> TorchWork | None:
         work = self.method(self.group, *tensors, *self.rest, **self.options)
         self.works.append(work)
         return work
@@ -109,9 +109,9 @@ def through_operators(cls: type[TorchCalls]) -> type[TorchCalls]:
     return cls
 
 
-def _method(name: str, operator: _Operator, own: Callable[..., Any]) -> Callable[..., Any]:
+def _method(name: str, operator: _Operator, own: Method) -> Method:
     @functools.wraps(own)
-    def method(self: Any, *arguments: Any, **options: Any) -> Any:
+    def method(self: TorchCalls, *arguments: object, **options: object) -> TorchWork | None:
         refusal: WrapperTensorError | None = None
         if not _modes():
             try:
@@ -120,7 +120,9 @@ def _method(name: str, operator: _Operator, own: Callable[..., Any]) -> Callable
                 refusal = error
         return as_torchs(refusal, self.nc10d_group, lambda: by_operator(self, arguments, options))
 
-    def by_operator(self: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    def by_operator(
+        self: TorchCalls, arguments: tuple[object, ...], options: dict[str, object]
+    ) -> TorchWork | None:
         _install(operator.name)
         call = _Call(self, own, arguments[operator.arguments :], options)
         outer, _calls.call = _calls.call, call
@@ -158,13 +160,13 @@ def _install(name: str) -> None:
         _libraries[name] = library
 
 
-def _kernel(name: str, device: str) -> Callable[..., Any]:
+def _kernel(name: str, device: str) -> Callable[..., object]:
     torchs = torch.library.get_kernel(f"c10d::{name}", device)
     schema = getattr(torch.ops.c10d, name).default._schema
     place = [argument.name for argument in schema.arguments].index("process_group")
 
-    def kernel(keys: Any, *arguments: Any) -> Any:
-        group: Any = dist.ProcessGroup.unbox(arguments[place])
+    def kernel(keys: torch._C.DispatchKeySet, *arguments: Any) -> object:
+        group = dist.ProcessGroup.unbox(arguments[place])
         call = _calls.call
         if call is not None and call.carrier is group:
             work = call.run(arguments[: place if name != "barrier" else 0])
@@ -180,7 +182,9 @@ def _kernel(name: str, device: str) -> Callable[..., Any]:
     return kernel
 
 
-def _gathered_by_backend(group: Any, device: str, arguments: tuple[Any, ...]) -> Any:
+def _gathered_by_backend(
+    group: dist.ProcessGroup, device: str, arguments: tuple[Any, ...]
+) -> dist.Work:
     """Do as torch's gather kernel: launch on the group's backend; return the Work."""
     # This method lets go of the GIL, `call_boxed` does not. A gloo thread ends a Work under the
     # lock that a launch takes, and needs the GIL there to drop the Work's tensors.
@@ -193,10 +197,10 @@ def _gathered_by_backend(group: Any, device: str, arguments: tuple[Any, ...]) ->
     return group._get_backend(torch.device(device.lower()))._allgather_base(out, own, options)
 
 
-def _boxed(work: TorchWork | None) -> Any:
+def _boxed(work: TorchWork | None) -> torch.ScriptObject:
     """Return a Work for torch's C++ code."""
     # A Work made by C++: a TorchWork's C++ part alone would never end.
-    future: Any = torch.futures.Future() if work is None else work.get_future()
+    future = torch.futures.Future() if work is None else work.get_future()
     if work is None:
         future.set_result([])
     return c10d._create_work_from_future(future).boxed()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
@@ -37,22 +37,24 @@ torch_world = World()
 """The groups below torch's groups in this process."""
 _LONGEST = 30
 """Characters of a name in which a group's ranks can be read."""
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import _DistributedBackendOptions as Setup
+
 _made: WeakKeyDictionary[ProcessGroup, Counter[str]] = WeakKeyDictionary()
 
 
-def create(setup: Any, options: Any) -> Any:
+def create(setup: Setup, options: object) -> PythonBackend | PythonGroup:
     """Make the group that torch asks for; blocks until all ranks have come.
 
     `setup` is torch's _DistributedBackendOptions, `options` the `pg_options` in the call that makes
     the group, which go to nc10d's backends.
     """
     try:
-        adopted = isinstance(options, Adopted)
-        group = options.group if adopted else _make(setup, options)
+        group = options.group if isinstance(options, Adopted) else _make(setup, options)
     except DistError as error:
         raise torch_error(error) from error
     torch_functions.install()
-    world = current_world() if adopted else torch_world
+    world = current_world() if isinstance(options, Adopted) else torch_world
     if PYTHON_BACKENDS:
         backend = PythonBackend(group, world)
         flight_traces.dump_on_failure(backend)
@@ -61,7 +63,7 @@ def create(setup: Any, options: Any) -> Any:
     return PythonGroup(group, world)
 
 
-def _make(setup: Any, options: Any) -> ProcessGroup:
+def _make(setup: Setup, options: object) -> ProcessGroup:
     uncaught.install()
     variables.warn_once()
     config = BackendConfig()
@@ -104,9 +106,9 @@ def _unused_name(parent: ProcessGroup, members: Sequence[int]) -> str:
 
 
 def _meet(
-    setup: Any,
+    setup: Setup,
     config: BackendConfig,
-    options: Any,
+    options: object,
     members: Sequence[int],
     limit: float,
     deadline: Deadline,

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
+from torch._C import _distributed_c10d as _c10d
 
 from nc10d.base.signal_errors import raised_here, suppress_here
 from nc10d.base.torch_registration import NAME
@@ -29,7 +29,6 @@ from nc10d.group.flight_recorder import FlightRecorder
 from nc10d.torch.backend.python_backend import PythonBackend, living
 from nc10d.torch.backend.torch_versions import SELF_RECORDING
 
-_c10d: Any = torch._C._distributed_c10d
 _log = logging.getLogger(__name__)
 FILE = "TORCH_FR_DUMP_TEMP_FILE"
 
@@ -55,7 +54,7 @@ def _dump_fr_trace(
     includeStackTraces: bool | None = None,
     onlyActive: bool | None = None,
     backend: str = "gloo",
-) -> Any:
+) -> object:
     if backend != NAME:
         return NotImplemented
     return pickle.dumps(_records(includeCollectives, includeStackTraces, onlyActive))
@@ -63,7 +62,7 @@ def _dump_fr_trace(
 
 def _dump_fr_trace_json(
     includeCollectives: bool | None = None, onlyActive: bool | None = None, backend: str = "gloo"
-) -> Any:
+) -> object:
     if backend != NAME:
         return NotImplemented
     return json.dumps(_records(includeCollectives, False, onlyActive)).encode()
@@ -75,7 +74,7 @@ def _dump_fr_trace_file(
     includeStackTraces: bool | None = None,
     onlyActive: bool | None = None,
     backend: str = "gloo",
-) -> Any:
+) -> object:
     if backend != NAME:
         return NotImplemented
     default = Path.home() / ".cache" / "torch" / "comm_lib_trace_rank_"
@@ -85,10 +84,13 @@ def _dump_fr_trace_file(
     return None
 
 
+Function = Callable[..., object]
 FUNCTIONS = (_dump_fr_trace, _dump_fr_trace_json, _dump_fr_trace_file)
 
 
-def install(passing_on: Callable[..., Any]) -> None:
+def install(
+    passing_on: Callable[[Callable[..., object], Callable[..., object]], Callable[..., object]],
+) -> None:
     """Have torch's functions give nc10d's records; again: no change. None on torch before 2.15."""
     if not SELF_RECORDING or NAME in SELF_RECORDING:
         return

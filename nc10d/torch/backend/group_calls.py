@@ -11,10 +11,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch._C import _distributed_c10d as c10d
 
 from nc10d import ops
 from nc10d.api.monitored_barrier import monitored_barrier
@@ -31,7 +32,11 @@ from nc10d.torch.backend.torch_reductions import BY_NUMBER, reduction, sparse_al
 from nc10d.torch.backend.works import TorchWork, ended_work
 from nc10d.torch.stores import as_timedelta, release
 
-c10d: Any = torch._C._distributed_c10d
+Tensors: TypeAlias = Sequence[Tensor] | Tensor
+"""A tensor, or a list of one."""
+TensorLists: TypeAlias = Sequence[Sequence[Tensor]] | Sequence[Tensor]
+"""A list of tensors, or a list of one such list."""
+Limit: TypeAlias = timedelta | None
 
 
 class _Blocks(threading.local):
@@ -48,7 +53,7 @@ class TorchCalls(TorchLauncher):
         self.splits = 0  # how often torch's split_group has split the group
 
     @property
-    def options(self) -> Any:
+    def options(self) -> c10d.Backend.Options:
         """The options that torch and programs read from a backend, such as `_timeout`."""
         group = self.nc10d_group
         found = c10d.Backend.Options(NAME, as_timedelta(group.timeout))
@@ -57,7 +62,9 @@ class TorchCalls(TorchLauncher):
 
     # -- collectives -----------------------------------------------------------------------------
 
-    def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> TorchWork | None:
+    def allreduce(
+        self, tensors: Tensors, opts: Any = None, timeout: Limit = None
+    ) -> TorchWork | None:
         """Reduce a tensor in place."""
         if type(opts) is not c10d.AllreduceOptions:
             opts = _options(c10d.AllreduceOptions, opts, timeout, "reduceOp")
@@ -70,18 +77,22 @@ class TorchCalls(TorchLauncher):
             return self._kept(ended_work(), [x])
         return self._run(ops.AllReduce, op, x, x, opts, [x])
 
-    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> TorchWork | None:
+    def allreduce_coalesced(
+        self, tensors: Sequence[Tensor], opts: c10d.AllreduceCoalescedOptions | None = None
+    ) -> TorchWork | None:
         """Reduce tensors in place, together; a tensor that the list has twice is reduced once."""
         opts = opts or c10d.AllreduceCoalescedOptions()
         op, xs = reduction(opts.reduceOp), [*tensors]
 
-        def calls(timeout: timedelta | None) -> None:
+        def calls(timeout: Limit) -> None:
             for x in each_once("all_reduce_coalesced", "tensors", xs):
                 self.nc10d_group.all_reduce(x, op, timeout=timeout)
 
         return self._together("all_reduce", xs, calls, opts, xs)
 
-    def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> TorchWork | None:
+    def broadcast(
+        self, tensors: Tensors, opts: Any = None, timeout: Limit = None
+    ) -> TorchWork | None:
         """Copy the root's tensor into every rank's."""
         if type(opts) is not c10d.BroadcastOptions:
             opts = _options(c10d.BroadcastOptions, opts, timeout, "rootRank")
@@ -89,7 +100,11 @@ class TorchCalls(TorchLauncher):
         return self._run(ops.Broadcast, opts.rootRank, x, x, opts, [x])
 
     def reduce(
-        self, tensors: Any, opts: Any = None, op: Any = None, timeout: Any = None
+        self,
+        tensors: Tensors,
+        opts: Any = None,
+        op: c10d.ReduceOp | None = None,
+        timeout: Limit = None,
     ) -> TorchWork | None:
         """Reduce a tensor into the root's."""
         if type(opts) is not c10d.ReduceOptions:
@@ -99,14 +114,16 @@ class TorchCalls(TorchLauncher):
         return self._run(ops.Reduce, (opts.rootRank, reduction(opts.reduceOp)), x, x, opts, [x])
 
     def allgather(
-        self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
+        self, outputs: TensorLists, inputs: Tensors, opts: Any = None, timeout: Limit = None
     ) -> TorchWork | None:
         """Copy rank r's tensor into every rank's `outputs[0][r]`."""
         opts = _options(c10d.AllgatherOptions, opts, timeout)
         xs, (x,) = _single_list(outputs), _single(inputs)
         return self._run(ops.AllGather, LISTS, x, tuple(xs), opts, xs)
 
-    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:
+    def all_gather_single(
+        self, output: Tensor, input: Tensor, opts: c10d.AllgatherOptions | None = None
+    ) -> TorchWork | None:
         """Copy every rank's input, rank after rank, into `output`."""
         opts = opts or c10d.AllgatherOptions()
         return self._run(ops.AllGather, None, input, output, opts, [output])
@@ -114,7 +131,10 @@ class TorchCalls(TorchLauncher):
     _allgather_base = all_gather_single
 
     def allgather_coalesced(
-        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
+        self,
+        outputs: Sequence[Sequence[Tensor]],
+        inputs: Sequence[Tensor],
+        opts: c10d.AllgatherOptions | None = None,
     ) -> TorchWork | None:
         """Copy rank r's `inputs[i]` into `outputs[r][i]`."""
         opts = opts or c10d.AllgatherOptions()
@@ -123,7 +143,7 @@ class TorchCalls(TorchLauncher):
 
         outs = [[*xs] for xs in zip(*outputs, strict=True)]
 
-        def calls(timeout: timedelta | None) -> None:
+        def calls(timeout: Limit) -> None:
             check_elements("all_gather_coalesced", outs, inputs)
             for xs, x in zip(outs, inputs, strict=True):
                 self.nc10d_group.all_gather(xs, x, timeout=timeout)
@@ -132,12 +152,15 @@ class TorchCalls(TorchLauncher):
         return self._together("all_gather", [*inputs], calls, opts, written)
 
     def all_gather_single_coalesced(
-        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
+        self,
+        outputs: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        opts: c10d.AllgatherOptions | None = None,
     ) -> TorchWork | None:
         """Gather each of `inputs` into the output at the same place, together."""
         opts = opts or c10d.AllgatherOptions()
 
-        def calls(timeout: timedelta | None) -> None:
+        def calls(timeout: Limit) -> None:
             check_elements("all_gather_single_coalesced", [[x] for x in outputs], inputs)
             for output, x in zip(outputs, inputs, strict=True):
                 self.nc10d_group.all_gather_into_tensor(output, x, timeout=timeout)
@@ -147,7 +170,7 @@ class TorchCalls(TorchLauncher):
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def reduce_scatter(
-        self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
+        self, outputs: Tensors, inputs: TensorLists, opts: Any = None, timeout: Limit = None
     ) -> TorchWork | None:
         """Reduce all ranks' `inputs[0][r]` into rank r's output."""
         opts = _options(c10d.ReduceScatterOptions, opts, timeout, "reduceOp")
@@ -155,7 +178,9 @@ class TorchCalls(TorchLauncher):
         extra = reduction(opts.reduceOp), LISTS
         return self._run(ops.ReduceScatter, extra, x, tuple(xs), opts, [x])
 
-    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:
+    def reduce_scatter_single(
+        self, output: Tensor, input: Tensor, opts: c10d.ReduceScatterOptions | None = None
+    ) -> TorchWork | None:
         """Reduce chunk r of all inputs into rank r's `output`."""
         opts = opts or c10d.ReduceScatterOptions()
         op = reduction(opts.reduceOp)
@@ -164,13 +189,16 @@ class TorchCalls(TorchLauncher):
     _reduce_scatter_base = reduce_scatter_single
 
     def reduce_scatter_single_coalesced(
-        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
+        self,
+        outputs: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        opts: c10d.ReduceScatterOptions | None = None,
     ) -> TorchWork | None:
         """Reduce and scatter each of `inputs` into the output at the same place, together."""
         opts = opts or c10d.ReduceScatterOptions()
         op = reduction(opts.reduceOp)
 
-        def calls(timeout: timedelta | None) -> None:
+        def calls(timeout: Limit) -> None:
             check_elements("reduce_scatter_single_coalesced", [[x] for x in outputs], inputs)
             for output, x in zip(outputs, inputs, strict=True):
                 self.nc10d_group.reduce_scatter_tensor(output, x, op, timeout=timeout)
@@ -186,14 +214,13 @@ class TorchCalls(TorchLauncher):
         output_split_sizes: Sequence[int] = (),
         input_split_sizes: Sequence[int] = (),
         opts: Any = None,
-        timeout: Any = None,
+        timeout: Limit = None,
     ) -> TorchWork | None:
         """Exchange slices of dimension 0; without split sizes they are equally long."""
         opts = _options(c10d.AllToAllOptions, opts, timeout)
+        extra: tuple[tuple[int, ...] | None, ...] | None = None
         if output_split_sizes or input_split_sizes:
-            extra: Any = tuple(input_split_sizes) or None, tuple(output_split_sizes) or None
-        else:
-            extra = None
+            extra = tuple(input_split_sizes) or None, tuple(output_split_sizes) or None
         return self._run(ops.AllToAll, extra, input, output, opts, [output])
 
     alltoall_base = all_to_all_single
@@ -203,7 +230,7 @@ class TorchCalls(TorchLauncher):
         outputs: Sequence[Tensor],
         inputs: Sequence[Tensor],
         opts: Any = None,
-        timeout: Any = None,
+        timeout: Limit = None,
     ) -> TorchWork | None:
         """Send `inputs[r]` to rank r, into this rank's place in rank r's list."""
         opts = _options(c10d.AllToAllOptions, opts, timeout)
@@ -211,7 +238,7 @@ class TorchCalls(TorchLauncher):
         return self._run(ops.AllToAll, LISTS, tuple(inputs), tuple(xs), opts, xs)
 
     def gather(
-        self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
+        self, outputs: TensorLists, inputs: Tensors, opts: Any = None, timeout: Limit = None
     ) -> TorchWork | None:
         """Copy rank r's tensor into the root's `outputs[0][r]`; others give an empty list."""
         opts = _options(c10d.GatherOptions, opts, timeout, "rootRank")
@@ -220,19 +247,19 @@ class TorchCalls(TorchLauncher):
         return self._run(ops.Gather, extra, x, tuple(xs) or None, opts, xs or [x])
 
     def scatter(
-        self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
+        self, outputs: Tensors, inputs: TensorLists, opts: Any = None, timeout: Limit = None
     ) -> TorchWork | None:
         """Copy the root's `inputs[0][r]` into rank r's tensor; others give an empty list."""
         opts = _options(c10d.ScatterOptions, opts, timeout, "rootRank")
         (x,), xs = _single(outputs), _single_list(inputs)
         return self._run(ops.Scatter, (opts.rootRank, False), x, tuple(xs) or None, opts, [x])
 
-    def barrier(self, opts: Any = None, timeout: Any = None) -> TorchWork | None:
+    def barrier(self, opts: Any = None, timeout: Limit = None) -> TorchWork | None:
         """Wait until every rank in the group has made this call."""
         opts = _options(c10d.BarrierOptions, opts, timeout)
         return self._run(ops.Barrier, None, NOTHING, NOTHING, opts, [])
 
-    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+    def monitored_barrier(self, timeout: Limit = None, wait_all_ranks: bool = False) -> None:
         """Block until every rank has come; after the timeout, name the missing ranks."""
         timeout = getattr(timeout, "timeout", timeout)  # torch 2.14 passes options
         limit = None if timeout is None or timeout == UNSET else timeout
@@ -245,30 +272,30 @@ class TorchCalls(TorchLauncher):
 
     # -- messages --------------------------------------------------------------------------------
 
-    def send(self, tensors: Any, dst: int, tag: int = 0) -> TorchWork:
+    def send(self, tensors: Tensors, dst: int, tag: int = 0) -> TorchWork:
         """Start to send a tensor to a rank."""
         (x,) = tensors if type(tensors) is list and len(tensors) == 1 else _single(tensors)
         return self._message(ops.Send, dst, x, tag)
 
-    def recv(self, tensors: Any, src: int, tag: int = 0) -> TorchWork:
+    def recv(self, tensors: Tensors, src: int, tag: int = 0) -> TorchWork:
         """Start to receive a tensor from a rank."""
         (x,) = tensors if type(tensors) is list and len(tensors) == 1 else _single(tensors)
         return self._message(ops.Recv, src, x, tag)
 
-    def recv_anysource(self, tensors: Any, tag: int = 0) -> TorchWork:
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> TorchWork:
         """Start to receive a tensor from any rank; the Work's source_rank names that rank."""
         (x,) = _single(tensors)
         return self._message(ops.Recv, None, x, tag)
 
     # -- blocks ----------------------------------------------------------------------------------
 
-    def _start_coalescing(self, device: Any = None) -> None:
+    def _start_coalescing(self, device: torch.device | None = None) -> None:
         """Collect this thread's calls until _end_coalescing, which launches them together."""
         block = self.nc10d_group.coalescing_manager(async_ops=True)
         block.__enter__()
         self._blocks.open.append(block)
 
-    def _end_coalescing(self, device: Any = None) -> TorchWork | None:
+    def _end_coalescing(self, device: torch.device | None = None) -> TorchWork | None:
         """Launch the calls since _start_coalescing; None if there were none."""
         block = self._blocks.open.pop()
         with raising_torch_errors():
@@ -316,7 +343,7 @@ class TorchCalls(TorchLauncher):
         return self.nc10d_group.seq
 
 
-def _single(tensors: Any) -> list[Tensor]:
+def _single(tensors: Tensors) -> list[Tensor]:
     """Return a list with one tensor, from that list or the tensor."""
     found = [tensors] if isinstance(tensors, Tensor) else [*tensors]
     if len(found) != 1:
@@ -324,7 +351,7 @@ def _single(tensors: Any) -> list[Tensor]:
     return found
 
 
-def _single_list(lists: Any) -> list[Tensor]:
+def _single_list(lists: TensorLists) -> list[Tensor]:
     """Return the tensor list inside a list with one list or none; a plain list unchanged."""
     found = [*lists]
     if not found or isinstance(found[0], Tensor):
@@ -334,7 +361,7 @@ def _single_list(lists: Any) -> list[Tensor]:
     return [*found[0]]
 
 
-def _options(kind: type[Any], given: Any, timeout: Any, argument: str = "") -> Any:
+def _options(kind: type[Any], given: object, timeout: Limit, argument: str = "") -> Any:
     """Return options as torch's `kind`: as given, or the default with a given `argument`.
 
     torch's bindings take the argument, a root or a reduction, and a timeout in place of options.

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _distributed_c10d as _c10d
 from torch.distributed import ProcessGroup as Group
 
 from nc10d.torch.backend.c10d_operators import OPERATORS
@@ -24,8 +25,8 @@ from nc10d.torch.backend.launching import as_torchs, blocking
 from nc10d.torch.backend.python_backend import PythonBackend
 from nc10d.torch.tensors import WrapperTensorError
 
-_c10d: Any = torch._C._distributed_c10d
 _modes = torch._C._len_torch_dispatch_stack
+Function = Callable[..., Any]
 _OPTIONS = {"opts"}
 """The argument names that are the same in torch's methods and nc10d's."""
 
@@ -33,7 +34,7 @@ _backends: dict[int, PythonBackend | None] = {}
 """nc10d's backend by a torch group's id, as long as the group's object lives."""
 
 
-def _backend_of(group: Any) -> PythonBackend | None:
+def _backend_of(group: Group) -> PythonBackend | None:
     """Return a torch group's nc10d backend, and remember it."""
     found = calls_of(group)
     backend = _backends[id(group)] = found if isinstance(found, PythonBackend) else None
@@ -45,11 +46,11 @@ def _backend_of(group: Any) -> PythonBackend | None:
     return backend
 
 
-def _direct(name: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
+def _direct(name: str, theirs: Function) -> Function:
     """Return a method that passes a call on to nc10d's backend."""
     own = getattr(TorchCalls, name)
 
-    def method(group: Any, *arguments: Any, **options: Any) -> Any:
+    def method(group: Group, *arguments: object, **options: object) -> object:
         try:
             backend = _backends[id(group)]
         except KeyError:
@@ -72,10 +73,12 @@ def _direct(name: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-def _gather_single(_: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
+def _gather_single(_: str, theirs: Function) -> Function:
     """Return a method that gathers into a tensor's rows, for which Backends have no method."""
 
-    def gather_single(group: Any, output: Tensor, input: Tensor, opts: Any = None) -> Any:
+    def gather_single(
+        group: Group, output: Tensor, input: Tensor, opts: _c10d.GatherOptions | None = None
+    ) -> object:
         backend = calls_of(group)
         if backend is None:
             return theirs(group, output, input, *([] if opts is None else [opts]))
@@ -96,10 +99,10 @@ def _rows(output: Tensor, input: Tensor, size: int) -> Sequence[Tensor]:
     return output.view(size, *input.shape).unbind()
 
 
-def _hook(_: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
+def _hook(_: str, theirs: Function) -> Function:
     """Return a function that adds a hook to a torch group, whose calls pass it from then on."""
 
-    def add(group: Any, *arguments: Any, **options: Any) -> Any:
+    def add(group: Group, *arguments: object, **options: object) -> object:
         backend = calls_of(group)
         if isinstance(backend, PythonBackend):
             backend.hook()
@@ -108,7 +111,7 @@ def _hook(_: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
     return add
 
 
-Maker = Callable[[str, Callable[..., Any]], Callable[..., Any]]
+Maker = Callable[[str, Function], Function]
 METHODS: dict[str, Maker] = {
     **dict.fromkeys(OPERATORS, _direct),
     "_end_coalescing": _direct,
@@ -125,7 +128,7 @@ HOOKS = [
 """torch's classes whose `attach` adds hooks to a group; none on torch 2.13."""
 
 
-def install(marked: Callable[..., Any]) -> None:
+def install(marked: Function) -> None:
     """Put the methods into torch's classes; again: no change. `marked` marks our functions."""
     for name, make in METHODS.items():
         theirs = getattr(Group, name, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import TypeAlias, cast
 
 import torch.distributed as dist
 
@@ -12,8 +12,10 @@ from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import get_default_group
 from nc10d.torch.backend.group_calls import TorchCalls
 
+AnyGroup: TypeAlias = Collectives | dist.ProcessGroup
 
-def calls_of(group: Any) -> TorchCalls | None:
+
+def calls_of(group: object) -> TorchCalls | None:
     """Return the calls of a torch group, None if no device has the backend "nc10d"."""
     if group is None or isinstance(group, TorchCalls):
         return group
@@ -26,7 +28,7 @@ def calls_of(group: Any) -> TorchCalls | None:
     return None
 
 
-def group_of(group: Any = None) -> ProcessGroup:
+def group_of(group: dist.ProcessGroup | None = None) -> ProcessGroup:
     """Return the nc10d group below a torch group (None: torch's default group).
 
     All of nc10d's calls, plans, blocks and DistributedDataParallel take the group. Its collectives
@@ -38,7 +40,9 @@ def group_of(group: Any = None) -> ProcessGroup:
     return found.nc10d_group
 
 
-def meant_group(group: Any = None, mesh: Any = None) -> Any:
+def meant_group(
+    group: AnyGroup | None = None, mesh: dist.device_mesh.DeviceMesh | None = None
+) -> AnyGroup:
     """Return the group, nc10d's or torch's, that a user gives or means; modules show this group.
 
     Without a group and a mesh, this is the default group: nc10d's if there is one, else torch's.
@@ -64,7 +68,9 @@ def has_default_group() -> bool:
     return is_initialized() or _means_torchs()
 
 
-def own_group(group: Any = None, mesh: Any = None) -> ProcessGroup:
+def own_group(
+    group: AnyGroup | None = None, mesh: dist.device_mesh.DeviceMesh | None = None
+) -> ProcessGroup:
     """Return nc10d's group for the meant one: itself, or that below a torch group.
 
     ValueError as `meant_group`; TypeError for other groups.

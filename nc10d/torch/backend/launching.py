@@ -6,15 +6,17 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from sys import getrefcount
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 from torch.autograd import profiler
 
 from nc10d import ops
 from nc10d.arrays.arguments import LARGEST_TAG
+from nc10d.backend.prepared_protocol import Arguments
 from nc10d.base.promise import PENDING
 from nc10d.errors import DistError
 from nc10d.group.process_group import ProcessGroup
@@ -32,6 +34,7 @@ from nc10d.torch.backend.works import (
 from nc10d.torch.tensors import WrapperTensorError
 from nc10d.work import Work, collect_all
 
+T = TypeVar("T")
 UNSET = timedelta(milliseconds=-1)
 """The timeout in torch's options that stands for the group's."""
 _MOST_SLIM = 256
@@ -52,9 +55,7 @@ class _Noted(threading.local):
     works: list[TorchWork] | None = None
 
 
-def as_torchs(
-    refusal: WrapperTensorError | None, group: ProcessGroup, call: Callable[[], Any]
-) -> Any:
+def as_torchs(refusal: WrapperTensorError | None, group: ProcessGroup, call: Callable[[], T]) -> T:
     """Make a call as torch's own groups do, so that dispatch modes and tensors' classes see it.
 
     `refusal` is why the group itself could not make it; that is raised if nothing else can be done.
@@ -98,7 +99,13 @@ class TorchLauncher:
         raise NotImplementedError
 
     def _run(
-        self, kind: type[Op], extra: Any, x: Any, y: Any, opts: Any, outputs: list[Tensor]
+        self,
+        kind: type[Op],
+        extra: object,
+        x: Arguments,
+        y: Arguments,
+        opts: Any,
+        outputs: list[Tensor],
     ) -> TorchWork | None:
         """Run an operation, with parts as in nc10d.ops.facts.Parts."""
         group, timeout = self.nc10d_group, opts.timeout
@@ -190,7 +197,9 @@ class TorchLauncher:
             raise torch_error(error) from error
         return self._kept(work, [x])
 
-    def _kept(self, work: Work, outputs: list[Tensor], event: Any = None) -> TorchWork:
+    def _kept(
+        self, work: Work, outputs: list[Tensor], event: AbstractContextManager[None] | None = None
+    ) -> TorchWork:
         """Return a Work for torch, and keep the Work alive; an `event` ends with it."""
         if event is None:
             kept = TorchWork(work, outputs, self._order)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
+from torch._C import _distributed_c10d as c10d
 
 from nc10d.base.callable_values import CallableInt
 from nc10d.base.torch_registration import NAME
@@ -13,8 +13,6 @@ from nc10d.errors import CollectiveTimeout, DistError, PeerLost
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import World
 from nc10d.torch.backend.group_calls import TorchCalls
-
-c10d: Any = torch._C._distributed_c10d
 
 _ERRORS = {PeerLost: c10d.ErrorType.REMOTE_ERROR, CollectiveTimeout: c10d.ErrorType.TIMEOUT}
 
@@ -79,7 +77,7 @@ class PythonBackend(TorchCalls, c10d.Backend):
 
     register_abort_hook, unregister_abort_hook = registerAbortHook, unregisterAbortHook
 
-    def get_error(self) -> Any:
+    def get_error(self) -> c10d.ErrorType:
         """Return torch's kind of the error with which the group has failed, or SUCCESS."""
         error = self.nc10d_group._backends.known_failure()
         if error is None:
@@ -89,7 +87,7 @@ class PythonBackend(TorchCalls, c10d.Backend):
                 return found
         return c10d.ErrorType.COMM_ERROR
 
-    def supports_tensor_alloc(self, device: Any) -> bool:
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
         """Return False: torch allocates tensors itself."""
         return False
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 
@@ -51,10 +49,10 @@ class PythonGroup(TorchCalls, dist.ProcessGroup):
     def _device_types(self) -> list[torch.device]:
         return [torch.device("cpu")]
 
-    def _get_backend(self, device: Any) -> PythonGroup:
+    def _get_backend(self, device: torch.device) -> PythonGroup:
         """Return the group, which serves every device."""
         return self
 
-    def supports_tensor_alloc(self, device: Any) -> bool:
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
         """Return False: torch allocates tensors itself."""
         return False

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from nc10d.base.deadline import Timeout, seconds
 from nc10d.base.torch_registration import NAME
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import close_at_exit, current_world, group_or_default
+from nc10d.store import Store
 from nc10d.torch.backend.groups import group_of
 from nc10d.torch.stores import as_store
 
@@ -31,9 +32,9 @@ def init_process_group(
     timeout: Timeout = None,
     world_size: int = -1,
     rank: int = -1,
-    store: Any = None,
-    pg_options: Any = None,
-    device_id: Any = None,
+    store: Store | dist.Store | None = None,
+    pg_options: object = None,
+    device_id: torch.device | int | None = None,
 ) -> None:
     """Make torch.distributed's default group on nc10d, and nc10d's default group: the same one.
 
@@ -58,7 +59,7 @@ def init_process_group(
     close_at_exit()
 
 
-def as_torch_group(group: ProcessGroup | None = None) -> Any:
+def as_torch_group(group: ProcessGroup | None = None) -> dist.ProcessGroup:
     """Return a torch group of the ranks of `group`, on which torch.distributed's calls run.
 
     All ranks of `group` call. For nc10d's default group (or None) it becomes torch.distributed's
@@ -70,15 +71,15 @@ def as_torch_group(group: ProcessGroup | None = None) -> Any:
     return on_default(found) if found is current_world().default else on_members(found)
 
 
-def on_default(group: ProcessGroup) -> Any:
+def on_default(group: ProcessGroup) -> dist.ProcessGroup:
     """Make torch.distributed's default group on `group`, and return it."""
     place = {"rank": group.rank(), "world_size": group.size()}
-    options: dict[str, Any] = {"timeout": _delta(group.timeout), "pg_options": Adopted(group)}
+    options = {"timeout": _delta(group.timeout), "pg_options": Adopted(group)}
     dist.init_process_group(NAME, store=as_store(group.store), **options, **place)
     return dist.group.WORLD
 
 
-def on_members(group: ProcessGroup) -> Any:
+def on_members(group: ProcessGroup) -> dist.ProcessGroup:
     """Return a torch group on `group`, whose members are ranks of torch's default group."""
     options = {"use_local_synchronization": True, "sort_ranks": False}
     return dist.new_group([*group.ranks], _delta(group.timeout), NAME, Adopted(group), **options)

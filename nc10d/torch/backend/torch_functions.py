@@ -28,13 +28,15 @@ from nc10d.torch.backend.torch_errors import raising_torch_errors
 from nc10d.torch.backend.torch_versions import NO_MEMBER, PYTHON_BACKENDS, SPLIT_KEEPS_ORDER
 from nc10d.torch.uncompiled import in_python
 
+Function = Callable[..., Any]
+
 
 def install() -> None:
     """Put the wrappers into torch.distributed; again: no change."""
     if PYTHON_BACKENDS:
         group_methods.install(_marked)
         flight_traces.install(lambda own, theirs: _marked(_passing_on(own, theirs), theirs))
-    wrappers: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {}
+    wrappers: dict[str, Callable[[Function], Function]] = {}
     wrappers |= {name: functools.partial(_passing_on, own) for name, own in _FUNCTIONS.items()}
     wrappers |= dict.fromkeys(_MESSAGES, _blocking_message)
     wrappers["_coalescing_manager"] = _closing_blocks
@@ -50,25 +52,25 @@ def install() -> None:
                     setattr(module, name, wrapper)
 
 
-def _marked(wrapper: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
+def _marked(wrapper: Function, theirs: Function) -> Function:
     """Return a wrapper of torch's function, by whose name and mark `install` finds it again."""
     found: Any = in_python(functools.wraps(theirs)(wrapper))
     found.nc10d = True
-    return cast(Callable[..., Any], found)
+    return cast(Function, found)
 
 
-def _passing_on(own: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
-    def wrapper(*arguments: Any, **options: Any) -> Any:
+def _passing_on(own: Function, theirs: Function) -> Function:
+    def wrapper(*arguments: object, **options: object) -> object:
         found = own(*arguments, **options)
         return theirs(*arguments, **options) if found is NotImplemented else found
 
     return wrapper
 
 
-def _blocking_message(theirs: Callable[..., Any]) -> Callable[..., Any]:
+def _blocking_message(theirs: Function) -> Function:
     """Return torch's function `send` or `recv`, which lets the group know about the wait."""
 
-    def wrapper(*arguments: Any, **options: Any) -> Any:
+    def wrapper(*arguments: object, **options: object) -> object:
         before, blocking.here = blocking.here, True
         try:
             return theirs(*arguments, **options)
@@ -78,11 +80,13 @@ def _blocking_message(theirs: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-def _closing_blocks(theirs: Callable[..., Any]) -> Callable[..., Any]:
+def _closing_blocks(theirs: Function) -> Function:
     """Return torch's block of collectives, which launches nothing and ends if the body raises."""
 
     @contextlib.contextmanager
-    def wrapper(group: Group | None = None, *arguments: Any, **options: Any) -> Iterator[Any]:
+    def wrapper(
+        group: Group | None = None, *arguments: object, **options: object
+    ) -> Iterator[object]:
         group = group or dist.group.WORLD
         calls = calls_of(group)
         outer, entered = calls.open_blocks() if calls is not None else 0, False
@@ -103,10 +107,10 @@ _MESSAGES = "send", "recv"
 """torch's functions that wait for their message."""
 
 
-def _builtin_hook(theirs: Callable[..., Any]) -> Callable[..., Any]:
+def _builtin_hook(theirs: Function) -> Function:
     """Return DDP's method for torch's hooks in C++, which refuses the hook that would fail."""
 
-    def register(module: Any, comm_hook_type: Any) -> None:
+    def register(module: DistributedDataParallel, comm_hook_type: dist.BuiltinCommHookType) -> None:
         kind = dist.BuiltinCommHookType.FP16_COMPRESS
         if comm_hook_type == kind and calls_of(module.process_group) is not None:
             raise ValueError(
@@ -119,33 +123,39 @@ def _builtin_hook(theirs: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _monitored_barrier(
-    group: Group | None = None, timeout: Any = None, wait_all_ranks: bool = False
-) -> Any:
+    group: Group | None = None,
+    timeout: timedelta | float | None = None,
+    wait_all_ranks: bool = False,
+) -> object:
     calls = calls_of(group or dist.group.WORLD)
     if calls is None:
         return NotImplemented
     limit = timedelta(seconds=timeout) if isinstance(timeout, (int, float)) else timeout
-    return calls.monitored_barrier(limit, wait_all_ranks)
+    calls.monitored_barrier(limit, wait_all_ranks)
+    return None
 
 
-def _without_wrapper(wrapped_pg: Any, *_: Any, **__: Any) -> Any:
+def _without_wrapper(wrapped_pg: object, *_: object, **__: object) -> object:
     """Return an nc10d backend itself at debug level DETAIL: nc10d checks calls at every level."""
     return wrapped_pg if isinstance(wrapped_pg, PythonBackend) else NotImplemented
 
 
-def _set_pg_timeout(timeout: timedelta, group: Group | None = None) -> Any:
+def _set_pg_timeout(timeout: timedelta, group: Group | None = None) -> object:
     calls = calls_of(group or dist.group.WORLD)
-    return NotImplemented if calls is None else calls.set_timeout(timeout)
+    if calls is None:
+        return NotImplemented
+    calls.set_timeout(timeout)
+    return None
 
 
 def _split_group(
     parent_pg: Group | None = None,
     split_ranks: Sequence[Sequence[int]] | None = None,
     timeout: timedelta | None = None,
-    pg_options: Any = None,
+    pg_options: object = None,
     group_desc: str | None = None,
-    **others: Any,
-) -> Any:
+    **others: object,
+) -> object:
     parent = parent_pg or dist.group.WORLD
     calls = calls_of(parent)
     if calls is None or others.get("backend") is not None:
@@ -175,8 +185,8 @@ def _shrink_group(
     ranks_to_exclude: Sequence[int] | None = None,
     group: Group | None = None,
     shrink_flags: int = 0,
-    pg_options: Any = None,
-) -> Any:
+    pg_options: object = None,
+) -> object:
     calls = calls_of(group or dist.group.WORLD)
     if calls is None:
         return NotImplemented
@@ -194,7 +204,7 @@ def _shrink_group(
     return on_default(new) if whole else on_members(new)
 
 
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
+_FUNCTIONS: dict[str, Function] = {
     "monitored_barrier": _monitored_barrier,
     "split_group": _split_group,
     "shrink_group": _shrink_group,

@@ -5,9 +5,8 @@ Ranks gather the indices and values of sparse tensors, then each rank adds them.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+import torch.distributed as dist
 
 from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import AVG, SUM, ReduceOp, premul_sum
@@ -20,7 +19,7 @@ Both libraries' numbers are equal. PREMUL_SUM, which has a factor, is None.
 """
 
 
-def reduction(op: Any) -> ReduceOp:
+def reduction(op: dist.ReduceOp | dist.ReduceOp.RedOpType) -> ReduceOp:
     """Return nc10d's reduction for torch's; TypeError for a factor that is no number."""
     known = BY_NUMBER[hash(op)]
     if known is not None:

@@ -14,13 +14,9 @@ Code that depends on a row asks a name below, or whether torch has the method, a
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as _c10d
 from torch.distributed import distributed_c10d
-
-_c10d: Any = torch._C._distributed_c10d
 
 PYTHON_BACKENDS = hasattr(_c10d.Backend, "register_abort_hook")
 """Whether this torch takes a Backend that is written in Python; else a ProcessGroup."""
@@ -28,7 +24,7 @@ PYTHON_BACKENDS = hasattr(_c10d.Backend, "register_abort_hook")
 SPLIT_KEEPS_ORDER = PYTHON_BACKENDS
 """Whether a group's ranks after `split_group` have the order of their list."""
 
-NO_MEMBER: Any = dist.GroupMember.NON_GROUP_MEMBER if PYTHON_BACKENDS else None
+NO_MEMBER = dist.GroupMember.NON_GROUP_MEMBER if PYTHON_BACKENDS else None
 """What `split_group` returns to a rank that is in no list."""
 
 CALLED_CUSTOM = PYTHON_BACKENDS

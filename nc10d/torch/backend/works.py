@@ -55,7 +55,7 @@ class TorchWork(dist._Work):
         self.work: Work | None = work
         self._order = order
         self._outputs = outputs
-        self._future: Any = None
+        self._future: _LaunchedFuture | None = None
 
     def _launched(self) -> Work:
         assert self.work is not None, "a slim Work is seen by torch's C++ code alone"
@@ -107,13 +107,13 @@ class TorchWork(dist._Work):
 
     _source_rank = source_rank
 
-    def get_future(self) -> Any:
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """Return a torch.futures.Future for the list of outputs."""
         if self._future is None:
             self._future = _LaunchedFuture(self._launched(), self._outputs, self._order)
         return self._future.torch
 
-    def get_future_result(self) -> Any:
+    def get_future_result(self) -> torch.futures.Future[list[torch.Tensor]]:
         """Return a Future that ends with the operation."""
         return self.get_future()
 
@@ -166,7 +166,7 @@ class _LaunchedFuture:
             self.torch = self._ordered(devices)
             self._ended = True
             return
-        self._first: Any = torch.futures.Future()
+        self._first = torch.futures.Future()
         if order.in_callback():  # this is the thread that would end the Future
             self._work_ended()
         if work.is_success():
@@ -180,9 +180,9 @@ class _LaunchedFuture:
         if torch._C._current_graph_task_id() != -1:
             torch.autograd.Variable._execution_engine.queue_callback(self._wait)
 
-    def _ordered(self, devices: list[torch.device]) -> Any:
+    def _ordered(self, devices: list[torch.device]) -> torch.futures.Future[list[torch.Tensor]]:
         """Return a Future that has ended, on whose value later work on a device waits."""
-        future: Any = torch.futures.Future(devices=devices)
+        future = torch.futures.Future(devices=devices)
         with contextlib.ExitStack() as streams:
             for device in devices:
                 streams.enter_context(torch.cuda.stream(torch.cuda.Stream(device)))
@@ -190,7 +190,7 @@ class _LaunchedFuture:
             future.set_result(self._outputs)
         return future
 
-    def _check(self, _: Any) -> list[torch.Tensor]:
+    def _check(self, _: object) -> list[torch.Tensor]:
         error = self._work.exception()
         if isinstance(error, DistError):
             raise torch_error(error) from error

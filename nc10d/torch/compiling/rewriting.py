@@ -9,21 +9,25 @@ compiler are imported when a function is compiled.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeAlias, TypeGuard
 
 import torch
 
 from nc10d.api import batch_p2p, calls
+from nc10d.base.deadline import Timeout
 from nc10d.group.process_group import ProcessGroup
-from nc10d.group.world import current_world
-from nc10d.ops import SUM
+from nc10d.group.world import Group, current_world
+from nc10d.ops import SUM, Array, ReduceOp
 from nc10d.torch.backend.groups import own_group
 from nc10d.torch.uncompiled import in_python
+from nc10d.work import Work
+
+Rank: TypeAlias = int | None
 
 
-def _ordinary(function: Any) -> Any:
+def _ordinary(function: object) -> Any:
     """Return a copy of a call, which the compiler leaves to Python."""
     assert isinstance(function, FunctionType)
     twin = FunctionType(
@@ -43,7 +47,7 @@ def in_block() -> bool:
     return any(group.in_batch() for group in current_world().groups.values())
 
 
-def _fits(group: Any, async_op: bool, *tensors: Any) -> bool:
+def _fits(group: object, async_op: bool, *tensors: object) -> TypeGuard[ProcessGroup | None]:
     """Return whether a graph can have a call."""
     if async_op or not (group is None or isinstance(group, ProcessGroup)):
         return False
@@ -59,7 +63,7 @@ for _function in (in_block, default_rank):
     vars(_function)["_dynamo_marked_constant"] = True
 
 
-def _rank_in(group: ProcessGroup | None, rank: Any, group_rank: Any) -> int | None:
+def _rank_in(group: ProcessGroup | None, rank: object, group_rank: object) -> int | None:
     """Return a rank in the group, or None for arguments that the ordinary call must judge."""
     if rank is None:
         return group_rank if isinstance(group_rank, int) else None
@@ -69,8 +73,13 @@ def _rank_in(group: ProcessGroup | None, rank: Any, group_rank: Any) -> int | No
 
 
 def all_reduce(
-    tensor: Any, op: Any = SUM, group: Any = None, async_op: bool = False, *, out: Any = None
-) -> Any:
+    tensor: Array,
+    op: ReduceOp = SUM,
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    out: Array | None = None,
+) -> Work | None:
     """Stand for nc10d.all_reduce."""
     if out is None and _fits(group, async_op, tensor):
         from nc10d.torch.functional import in_place
@@ -81,8 +90,12 @@ def all_reduce(
 
 
 def broadcast(
-    tensor: Any, src: Any = None, group: Any = None, async_op: bool = False, group_src: Any = None
-) -> Any:
+    tensor: Array,
+    src: Rank = None,
+    group: Group = None,
+    async_op: bool = False,
+    group_src: Rank = None,
+) -> Work | None:
     """Stand for nc10d.broadcast."""
     if _fits(group, async_op, tensor):
         root = _rank_in(group, src, group_src)
@@ -95,8 +108,8 @@ def broadcast(
 
 
 def all_gather_into_tensor(
-    output_tensor: Any, input_tensor: Any, group: Any = None, async_op: bool = False
-) -> Any:
+    output_tensor: Array, input_tensor: Array, group: Group = None, async_op: bool = False
+) -> Work | None:
     """Stand for nc10d.all_gather_into_tensor."""
     if _fits(group, async_op, output_tensor, input_tensor):
         from nc10d.torch.functional import in_place
@@ -106,10 +119,13 @@ def all_gather_into_tensor(
     return _ALL_GATHER_INTO_TENSOR(output_tensor, input_tensor, group, async_op)
 
 
-def all_gather(tensor_list: Any, tensor: Any, group: Any = None, async_op: bool = False) -> Any:
+def all_gather(
+    tensor_list: Sequence[Array], tensor: Array, group: Group = None, async_op: bool = False
+) -> Work | None:
     """Stand for nc10d.all_gather; only with tensors of one size."""
-    fits = _fits(group, async_op, tensor, *tensor_list)
-    if fits and all(x.shape == tensor.shape for x in tensor_list):
+    if _fits(group, async_op, tensor, *tensor_list) and all(
+        x.shape == tensor.shape for x in tensor_list
+    ):
         from nc10d.torch.functional import in_place
 
         in_place.all_gather_inplace(tensor_list, tensor, group)
@@ -118,8 +134,8 @@ def all_gather(tensor_list: Any, tensor: Any, group: Any = None, async_op: bool 
 
 
 def reduce_scatter_tensor(
-    output: Any, input: Any, op: Any = SUM, group: Any = None, async_op: bool = False
-) -> Any:
+    output: Array, input: Array, op: ReduceOp = SUM, group: Group = None, async_op: bool = False
+) -> Work | None:
     """Stand for nc10d.reduce_scatter_tensor."""
     if _fits(group, async_op, output, input) and input.ndim > 0:
         from nc10d.torch.functional import in_place
@@ -130,13 +146,13 @@ def reduce_scatter_tensor(
 
 
 def all_to_all_single(
-    output: Any,
-    input: Any,
-    output_split_sizes: Any = None,
-    input_split_sizes: Any = None,
-    group: Any = None,
+    output: Array,
+    input: Array,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: Group = None,
     async_op: bool = False,
-) -> Any:
+) -> Work | None:
     """Stand for nc10d.all_to_all_single."""
     sizes = output_split_sizes, input_split_sizes
     if _fits(group, async_op, output, input) and (sizes[0] is None) == (sizes[1] is None):
@@ -148,36 +164,41 @@ def all_to_all_single(
 
 
 def send(
-    tensor: Any, dst: Any = None, group: Any = None, tag: int = 0, group_dst: Any = None
-) -> Any:
+    tensor: Array, dst: Rank = None, group: Group = None, tag: int = 0, group_dst: Rank = None
+) -> Work | None:
     """Stand for nc10d.send."""
-    peer = _rank_in(group, dst, group_dst) if _fits(group, False, tensor) else None
-    if peer is not None:
-        from nc10d.torch.functional import tensor_messages
+    if _fits(group, False, tensor):
+        peer = _rank_in(group, dst, group_dst)
+        if peer is not None:
+            from nc10d.torch.functional import tensor_messages
 
-        tensor_messages.send(tensor, peer, group, tag)
-        return None
+            tensor_messages.send(tensor, peer, group, tag)
+            return None
     return _SEND(tensor, dst, group, tag, group_dst)
 
 
 def recv(
-    tensor: Any, src: Any = None, group: Any = None, tag: int = 0, group_src: Any = None
-) -> Any:
+    tensor: Array, src: Rank = None, group: Group = None, tag: int = 0, group_src: Rank = None
+) -> int | None:
     """Stand for nc10d.recv from a named rank."""
-    peer = _rank_in(group, src, group_src) if _fits(group, False, tensor) else None
-    if src is not None and peer is not None:
-        from nc10d.torch.functional import in_place
+    if src is not None and _fits(group, False, tensor):
+        peer = _rank_in(group, src, group_src)
+        if peer is not None:
+            from nc10d.torch.functional import in_place
 
-        in_place.recv_inplace(tensor, peer, group, tag)
-        return src
+            in_place.recv_inplace(tensor, peer, group, tag)
+            return src
     return _RECV(tensor, src, group, tag, group_src)
 
 
 def barrier(
-    group: Any = None, async_op: bool = False, device_ids: Any = None, timeout: Any = None
-) -> Any:
+    group: Group = None,
+    async_op: bool = False,
+    device_ids: Sequence[int] | None = None,
+    timeout: Timeout = None,
+) -> Work | None:
     """Stand for nc10d.barrier."""
-    if device_ids is timeout is None and _fits(group, async_op):
+    if device_ids is None and timeout is None and _fits(group, async_op):
         from nc10d.torch.functional import tensor_messages
 
         tensor_messages.barrier(group)
@@ -195,7 +216,7 @@ _BARRIER = _ordinary(calls.barrier)
 _SEND = _ordinary(batch_p2p.send)
 _RECV = _ordinary(batch_p2p.recv)
 
-_SUBSTITUTES: dict[Any, Callable[..., Any]] = {
+_SUBSTITUTES: dict[Any, Callable[..., object]] = {
     calls.all_reduce: all_reduce,
     calls.broadcast: broadcast,
     calls.all_gather_into_tensor: all_gather_into_tensor,

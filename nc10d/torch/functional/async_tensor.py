@@ -11,7 +11,8 @@ torch.compile reads one from outside as the plain tensor.
 from __future__ import annotations
 
 import copy
-from typing import Any
+from collections.abc import Callable
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -50,8 +51,7 @@ class AsyncCollectiveTensor(Tensor):
 
     def wait(self) -> Tensor:
         """Block until the tensor is complete and return it, plain; raise the collective's error."""
-        found: Tensor = self._pending.wait()
-        return found
+        return self._pending.wait()
 
     trigger_wait = wait  # torch's name
 
@@ -62,8 +62,8 @@ class AsyncCollectiveTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(
-        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+        cls, function: Callable[..., object], types: object, args: Any = (), kwargs: Any = None
+    ) -> object:
         args, kwargs = pytree.tree_map_only(cls, cls.wait, (args, kwargs or {}))
         return function(*args, **kwargs)
 
@@ -76,21 +76,23 @@ class AsyncCollectiveTensor(Tensor):
         return ["plain"], None
 
     @staticmethod
-    def __tensor_unflatten__(inner: Any, meta: Any, outer_size: Any, outer_stride: Any) -> Tensor:
+    def __tensor_unflatten__(
+        inner: dict[str, Tensor], meta: object, outer_size: object, outer_stride: object
+    ) -> Tensor:
         return inner["plain"]
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: object = None) -> str:
         return f"AsyncCollectiveTensor({self.wait()!r})"
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         return self.wait().__reduce_ex__(protocol)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+    def __deepcopy__(self, memo: dict[int, object]) -> Tensor:
         return copy.deepcopy(self.wait(), memo)
 
 
 def _forward(name: str) -> None:
-    def method(self: AsyncCollectiveTensor, *args: Any, **kwargs: Any) -> Any:
+    def method(self: AsyncCollectiveTensor, *args: object, **kwargs: object) -> object:
         return getattr(self.wait(), name)(*args, **kwargs)
 
     method.__name__ = method.__qualname__ = name

@@ -9,22 +9,26 @@ vmap runs the operator once for all samples; a message below vmap is a TypeError
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.autograd.function import FunctionCtx
 
 from nc10d.torch.functional.operators import library
 
+if TYPE_CHECKING:
+    from torch._functorch.autograd_function import VmapInfo
+
 _functorch = torch._C._functorch
 _DIFFERENTIATING = (_functorch.TransformType.Grad, _functorch.TransformType.Jvp)
-Backward = Callable[..., Any]
+Formula = Callable[..., Any]
 
 _LINEAR = ("sum", "avg", "premul_sum(")
 
 
-def call(name: str, x: Any, *args: Any) -> Any:
+def call(name: str, x: Tensor | Sequence[Tensor], *args: object) -> Any:
     """Call an operator; below a transform of torch.func or forward-mode AD, as they need it."""
     if torch.compiler.is_compiling() or not transformed():
         return getattr(torch.ops.nc10d, name)(x, *args)
@@ -74,7 +78,7 @@ def _reduce_scatter(grad: Tensor, op: str, size: int, name: str) -> Tensor:
     return _times(gathered, _linear("reduce_scatter_tensor", op), size)
 
 
-def _all_to_all(grad: Tensor, received: Sequence[Any], sent: Sequence[Any], name: str) -> Tensor:
+def _all_to_all(grad: Tensor, received: Sequence[int], sent: Sequence[int], name: str) -> Tensor:
     return call("all_to_all_single", grad, sent, received, name)
 
 
@@ -112,7 +116,7 @@ def _times(x: Tensor, op: str, size: int) -> Tensor:
     return x if op == "sum" else x * float(op.partition("(")[2][:-1])
 
 
-_FORMULAS: dict[str, Callable[..., Any]] = {
+_FORMULAS: dict[str, Formula] = {
     "all_reduce": _all_reduce,
     "reduce": _reduce,
     "broadcast": _broadcast,
@@ -131,26 +135,30 @@ _BY_ROWS |= {"scatter", "all_gather_into_tensor_coalesced", "reduce_scatter_tens
 """Operators for which dimension 0 has a meaning: vmap's samples move to dimension 1."""
 
 
-def _keep_arguments(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _keep_arguments(ctx: FunctionCtx, inputs: tuple[Any, ...], output: object) -> None:
     ctx.arguments = inputs[1:]
 
 
-def _backward(formula: Callable[..., Any]) -> Callable[..., Any]:
-    def backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
+def _backward(formula: Formula) -> Formula:
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
         return formula(grad, *ctx.arguments), *[None] * len(ctx.arguments)
 
     return backward
 
 
-def _batched(name: str, info: Any, dims: Sequence[int | None], xs: Sequence[Tensor]) -> Any:
+def _batched(
+    name: str, info: VmapInfo, dims: Sequence[int | None], xs: Sequence[Tensor]
+) -> tuple[list[Tensor], int]:
     """Return tensors with their samples in a dimension, and this dimension."""
     dim = int(name in _BY_ROWS)
     pairs = zip(xs, dims, strict=True)
     return [_samples(x, own, dim, info.batch_size) for x, own in pairs], dim
 
 
-def _rule(name: str) -> Callable[..., Any]:
-    def rule(info: Any, in_dims: tuple[Any, ...], x: Any, *args: Any) -> tuple[Any, Any]:
+def _rule(name: str) -> Callable[..., object]:
+    def rule(
+        info: VmapInfo, in_dims: tuple[Any, ...], x: Tensor | Sequence[Tensor], *args: object
+    ) -> tuple[object, object]:
         single = isinstance(x, Tensor)
         whole, dim = _batched(
             name, info, in_dims[:1] if single else in_dims[0], [x] if single else x
@@ -171,39 +179,37 @@ class _Transformed(torch.autograd.Function):
     """An operator on one tensor or several, for transforms: `register_autograd` makes no such."""
 
     @staticmethod
-    def forward(name: str, args: tuple[Any, ...], *xs: Tensor) -> Any:
+    def forward(name: str, args: tuple[object, ...], *xs: Tensor) -> Tensor | tuple[Tensor, ...]:
         out = call(name, list(xs) if name.endswith("_coalesced") else xs[0], *args)
         return tuple(out) if isinstance(out, list) else out
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    def setup_context(ctx: FunctionCtx, inputs: tuple[Any, ...], output: object) -> None:
         ctx.name, ctx.arguments, *_ = inputs
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: FunctionCtx, *grads: Tensor) -> tuple[Tensor | None, ...]:
         several = ctx.name.endswith("_coalesced")
         found = _FORMULAS[ctx.name](list(grads) if several else grads[0], *ctx.arguments)
         return (None, None, *(found if several else (found,)))
 
     @staticmethod
-    def jvp(ctx: Any, _name: None, _args: None, *tangents: Tensor) -> Any:
+    def jvp(
+        ctx: FunctionCtx, _name: None, _args: None, *tangents: Tensor
+    ) -> Tensor | tuple[Tensor, ...]:
         several = ctx.name.endswith("_coalesced")
-        _check_linear(ctx.name, ctx.arguments)
+        if "reduce" in ctx.name:
+            _linear(ctx.name, ctx.arguments[0])
         out = call(ctx.name, list(tangents) if several else tangents[0], *ctx.arguments)
         return tuple(out) if several else out
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[Any, ...], name: str, args: tuple[Any, ...], *xs: Tensor
-    ) -> tuple[Any, Any]:
+        info: VmapInfo, in_dims: tuple[Any, ...], name: str, args: tuple[object, ...], *xs: Tensor
+    ) -> tuple[object, object]:
         whole, dim = _batched(name, info, in_dims[2:], xs)
         out = _Transformed.apply(name, args, *whole)
         return out, (dim,) * len(xs) if isinstance(out, tuple) else dim
-
-
-def _check_linear(name: str, args: tuple[Any, ...]) -> None:
-    if "reduce" in name:
-        _linear(name, args[0])
 
 
 for _name, _formula in _FORMULAS.items():

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from nc10d.api import functional
-from nc10d.api.functional import GroupLike
+from nc10d.api.functional import GroupLike, Ranks
 from nc10d.api.mesh import DeviceMesh
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import adapters_worlds, current_world
@@ -75,12 +75,12 @@ def default_label() -> tuple[str, int]:
     return label(own_group(None))
 
 
-def list_label(ranks: Any, tag: str) -> tuple[str, int]:
+def list_label(ranks: Ranks, tag: str) -> tuple[str, int]:
     """Return the label for listed ranks; ValueError if this rank is in no list."""
     return json.dumps(ranks) + tag, len(functional.own_list(ranks))
 
 
-def other_label(group: Any) -> tuple[str, int]:
+def other_label(group: object) -> tuple[str, int]:
     """Return the label for a torch.distributed group on nc10d; ValueError for anything else."""
     return label(found_group(group))
 
@@ -90,7 +90,7 @@ def default_member(rank: int) -> int:
     return member(own_group(None), rank)
 
 
-def list_member(ranks: Any, rank: int) -> int:
+def list_member(ranks: Ranks, rank: int) -> int:
     """Return a global rank's number among the listed ranks with this rank."""
     own = functional.own_list(ranks)
     if rank not in own:
@@ -98,7 +98,7 @@ def list_member(ranks: Any, rank: int) -> int:
     return own.index(rank)
 
 
-def other_member(group: Any, rank: int) -> int:
+def other_member(group: object, rank: int) -> int:
     """Return a global rank's number in a torch.distributed group on nc10d."""
     return member(found_group(group), rank)
 
@@ -135,7 +135,7 @@ def _listed(name: str) -> ProcessGroup:
 
 
 @cache
-def _parsed(name: str) -> tuple[Any, str]:
+def _parsed(name: str) -> tuple[Ranks, str]:
     ranks, end = json.JSONDecoder().raw_decode(name)
     return ranks, name[end:]
 
@@ -158,7 +158,7 @@ def spelled(reduce_op: str | ReduceOp) -> str:
     return checked_name(reduce_op)
 
 
-def checked_name(name: Any) -> str:
+def checked_name(name: str) -> str:
     """Return a reduction's name in lower case; ValueError for an unknown name."""
     reduction(name)
     return str(name).lower()

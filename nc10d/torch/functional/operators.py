@@ -59,7 +59,7 @@ def shared_rows(call: str, x: Tensor, size: int) -> int:
     return x.shape[0] // size
 
 
-def same(x: Tensor, *_: Any) -> Tensor:
+def same(x: Tensor, *_: object) -> Tensor:
     """Return an empty tensor like `x`, contiguous."""
     return x.new_empty(x.shape)
 
@@ -82,7 +82,7 @@ def _broadcast(x: Tensor, src: int, group_name: str) -> Tensor:
     return out
 
 
-def _gathered(x: Tensor, size: int, *_: Any) -> Tensor:
+def _gathered(x: Tensor, size: int, *_: object) -> Tensor:
     return rows(x, x.shape[0] * size)
 
 
@@ -92,7 +92,7 @@ def _all_gather(x: Tensor, group_size: int, group_name: str) -> Tensor:
     return out
 
 
-def _scattered(x: Tensor, _reduce_op: str, size: int, *_: Any) -> Tensor:
+def _scattered(x: Tensor, _reduce_op: str, size: int, *_: object) -> Tensor:
     return rows(x, shared_rows("reduce_scatter_tensor", x, size))
 
 
@@ -102,7 +102,7 @@ def _reduce_scatter(x: Tensor, reduce_op: str, group_size: int, group_name: str)
     return out
 
 
-def _exchanged(x: Tensor, received: Sequence[Any], *_: Any) -> Tensor:
+def _exchanged(x: Tensor, received: Sequence[int], *_: object) -> Tensor:
     return rows(x, sum(received) if len(received) else x.shape[0])
 
 
@@ -132,7 +132,7 @@ def _gather(x: Tensor, dst: int, group_size: int, group_name: str) -> Tensor:
     return out
 
 
-def _of_root(x: Tensor, _src: int, size: int, *_: Any) -> Tensor:
+def _of_root(x: Tensor, _src: int, size: int, *_: object) -> Tensor:
     return rows(x, shared_rows("scatter", x, size))
 
 
@@ -143,7 +143,7 @@ def _scatter(x: Tensor, src: int, group_size: int, group_name: str) -> Tensor:
 
 
 def _each(kernel: Kernel) -> Kernel:
-    def on_shapes(tensors: Sequence[Tensor], *args: Any) -> list[Tensor]:
+    def on_shapes(tensors: Sequence[Tensor], *args: object) -> list[Tensor]:
         return [kernel(x, *args) for x in tensors]
 
     return on_shapes
@@ -184,10 +184,6 @@ def _barrier(group_name: str) -> None:
     resolve(group_name).barrier()
 
 
-def _nothing(*_: Any) -> None:
-    return None
-
-
 _TABLE: dict[str, tuple[Kernel, Kernel]] = {
     "all_reduce(Tensor input, str reduce_op, str group_name) -> Tensor": (_all_reduce, same),
     # The result on `dst`, zeros elsewhere: a broadcast's gradient.
@@ -222,7 +218,7 @@ _TABLE: dict[str, tuple[Kernel, Kernel]] = {
     "-> Tensor[]": (_all_gather_coalesced, _each(_gathered)),
     "reduce_scatter_tensor_coalesced(Tensor[] inputs, str reduce_op, int group_size, "
     "str group_name) -> Tensor[]": (_reduce_scatter_coalesced, _each(_scattered)),
-    "barrier(str group_name) -> ()": (_barrier, _nothing),
+    "barrier(str group_name) -> ()": (_barrier, lambda *_: None),
 }
 
 for _signature, (_kernel, _fake) in _TABLE.items():

@@ -8,11 +8,11 @@ describes the arguments.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from torch import Tensor
 
 from nc10d.api import functional
+from nc10d.api.async_array import AsyncCollectiveArray
 from nc10d.api.functional import GroupLike
 from nc10d.ops import ReduceOp
 from nc10d.torch.functional.async_tensor import AsyncCollectiveTensor
@@ -23,7 +23,7 @@ from nc10d.torch.functional.tracing import needs_operator, plain
 Reduction = str | ReduceOp
 
 
-def started(start: Callable[..., Any], x: Tensor, *args: Any) -> Tensor:
+def started(start: Callable[..., AsyncCollectiveArray], x: Tensor, *args: object) -> Tensor:
     """Return the result of an asynchronous call in `nc10d.functional`."""
     return AsyncCollectiveTensor(start(x.detach() if x.requires_grad else x, *args))
 
@@ -201,7 +201,9 @@ def reduce_scatter_tensor_coalesced(
     return [out.movedim(0, d).contiguous() for out, d in zip(outs, dims, strict=True)]
 
 
-def _started_each(start: Callable[..., Any], xs: Sequence[Tensor], *args: Any) -> list[Tensor]:
+def _started_each(
+    start: Callable[..., Sequence[AsyncCollectiveArray]], xs: Sequence[Tensor], *args: object
+) -> list[Tensor]:
     return [AsyncCollectiveTensor(pending) for pending in start(xs, *args)]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -47,8 +47,7 @@ def recv(like: Tensor, src: int, group: GroupLike = None, tag: int = 0) -> Tenso
     """Receive a tensor with the shape, dtype and device of `like` from rank `src`. Blocks."""
     x = plain(like).detach()
     if needs_operator(x):
-        received: Tensor = torch.ops.nc10d.recv(x, src, tag, label(group)[0])
-        return received
+        return torch.ops.nc10d.recv(x, src, tag, label(group)[0])
     out = x.new_empty(x.shape)
     found_group(group).recv(out, src, tag)
     return out
@@ -90,8 +89,7 @@ def batch_p2p(
         raise ValueError(f"batch_p2p: ops are 'isend' or 'irecv', got {list(op_list)}")
     if needs_operator(*xs):
         lists = list(op_list), list(peer_list), list(tag_list)
-        received: list[Tensor] = torch.ops.nc10d.batch_p2p(*lists, xs, label(group)[0])
-        return received
+        return torch.ops.nc10d.batch_p2p(*lists, xs, label(group)[0])
     works, outs = _launch(op_list, peer_list, tag_list, xs, found_group(group))
     pending = [_pending(x, work) for x, work in zip(outs, works, strict=True)]
     return [x for kind, x in zip(op_list, pending, strict=True) if kind == "irecv"]
@@ -108,10 +106,8 @@ def barrier(group: GroupLike = None) -> None:
 def wait_tensor(tensor: Tensor | Ticket) -> Tensor:
     """Block until a result is complete; return its plain tensor. Others return unchanged."""
     if isinstance(tensor, Ticket):
-        received: Tensor = torch.ops.nc10d.wait_tensor(tensor.number, tensor.like)
-        return received
-    found: Tensor = plain(tensor)
-    return found
+        return torch.ops.nc10d.wait_tensor(tensor.number, tensor.like)
+    return plain(tensor)
 
 
 def _pending(x: Tensor, work: Work | None) -> Tensor:
@@ -191,20 +187,18 @@ def _batch(
     return [x for kind, x in zip(kinds, outs, strict=True) if kind == "irecv"]
 
 
-def _fake_ticket(*_: Any) -> Tensor:
+def _fake_ticket(*_: object) -> Tensor:
     return torch.empty((), dtype=torch.int64)
 
 
-def _fake_batch(kinds: Sequence[str], _peers: Any, _tags: Any, xs: Any, _name: str) -> Any:
+def _fake_batch(
+    kinds: Sequence[str], _peers: object, _tags: object, xs: Sequence[Tensor], _name: str
+) -> list[Tensor]:
     return [x.new_empty(x.shape) for kind, x in zip(kinds, xs, strict=True) if kind == "irecv"]
 
 
-def _nothing(*_: Any) -> None:
-    return None
-
-
 _TABLE: dict[str, tuple[operators.Kernel, operators.Kernel]] = {
-    "send(Tensor input, int dst, int tag, str group_name) -> ()": (_send, _nothing),
+    "send(Tensor input, int dst, int tag, str group_name) -> ()": (_send, lambda *_: None),
     "recv(Tensor like, int src, int tag, str group_name) -> Tensor": (_recv, operators.same),
     "isend(Tensor input, int dst, int tag, str group_name) -> Tensor": (_isend, _fake_ticket),
     "irecv(Tensor like, int src, int tag, str group_name) -> Tensor": (_irecv, _fake_ticket),
@@ -218,7 +212,7 @@ _TABLE: dict[str, tuple[operators.Kernel, operators.Kernel]] = {
 
 
 def _refused(name: str) -> operators.Kernel:
-    def rule(*_: Any) -> NoReturn:
+    def rule(*_: object) -> NoReturn:
         raise TypeError(f"{name} has no meaning below vmap: send the whole batch outside of it")
 
     return rule

@@ -12,7 +12,7 @@ from nc10d.torch.functional.derivatives import transformed
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 
-def needs_operator(*tensors: Any) -> bool:
+def needs_operator(*tensors: object) -> bool:
     """Return whether a graph, a mode, a transform or autograd must see a call with `tensors`."""
     if torch.compiler.is_compiling():
         return True

@@ -18,11 +18,13 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from nc10d.torch.optim.global_state import State
+
 Gradients = Sequence["torch.Tensor | None"]
 
 
 def as_functional_optim(
-    optim_cls: type[Optimizer], *args: Any, **kwargs: Any
+    optim_cls: type[Optimizer], *args: object, **kwargs: object
 ) -> FunctionalOptimizer:
     """Return an `optim_cls` without parameters, which steps the parameters that each call gives.
 
@@ -32,7 +34,7 @@ def as_functional_optim(
     return FunctionalOptimizer(optim_cls, [], *args, **kwargs)
 
 
-def require_separable(optim_cls: Any) -> None:
+def require_separable(optim_cls: type[Optimizer]) -> None:
     """Raise a ValueError for an optimizer that does not treat each parameter alone."""
     if isinstance(optim_cls, type) and issubclass(optim_cls, torch.optim.LBFGS):
         raise ValueError(
@@ -48,10 +50,14 @@ class FunctionalOptimizer:
     """
 
     def __init__(
-        self, optim_cls: type[Optimizer], params: Iterable[Any], *args: Any, **kwargs: Any
+        self,
+        optim_cls: type[Optimizer],
+        params: Iterable[torch.Tensor | dict[str, Any]],
+        *args: object,
+        **kwargs: object,
     ) -> None:
         require_separable(optim_cls)
-        self._make: Callable[[Any], Optimizer] = lambda rows: optim_cls(rows, *args, **kwargs)
+        self._make: Callable[..., Optimizer] = lambda rows: optim_cls(rows, *args, **kwargs)
         self._lock = threading.Lock()
         self._twins: dict[torch.Tensor, torch.Tensor] = {}
         self._group_of: dict[torch.Tensor, int] = {}
@@ -111,11 +117,11 @@ class FunctionalOptimizer:
                 for x, _ in pairs:
                     self._twins[x].grad = None
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return the state in the form of torch's optimizers, for all tensors so far."""
         return self._optimizer.state_dict()
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: State) -> None:
         """Load a copy of a state with as many tensors; ValueError for another number."""
         self._optimizer.load_state_dict(deepcopy(state_dict))
 

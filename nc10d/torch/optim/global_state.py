@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 State = dict[str, Any]
 _NOT_OPTIONS = {"params", "param_names"}
 
@@ -27,7 +28,7 @@ def copy_options(source: Sequence[State], target: Sequence[State]) -> None:
         old.update(options_of(new))
 
 
-def owned(values: Sequence[Any], owners: Sequence[int], rank: int) -> list[Any]:
+def owned(values: Sequence[T], owners: Sequence[int], rank: int) -> list[T]:
     """Return the values whose owner is `rank`."""
     return [x for x, owner in zip(values, owners, strict=True) if owner == rank]
 
@@ -57,7 +58,7 @@ def share_of(whole: Mapping[str, Any], owners: Sequence[Sequence[int]], rank: in
     return {"state": state, "param_groups": groups}
 
 
-def merged(shares: Sequence[Mapping[int, Any]], owners: Sequence[Sequence[int]]) -> dict[int, Any]:
+def merged(shares: Sequence[Mapping[int, T]], owners: Sequence[Sequence[int]]) -> dict[int, T]:
     """Return every parameter's state, if any, in order, from all ranks' states."""
     places = [count() for _ in shares]
     flat = [owner for group in owners for owner in group]

@@ -17,14 +17,17 @@ gradients and step nothing, as in torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
+from torch.nn import Module
 
+from nc10d.group.process_group import ProcessGroup
 from nc10d.optim import BucketPiece, bucket_pieces
 from nc10d.reducer.hooks.deferred_future import awaited
 from nc10d.reducer.hooks.grad_bucket import require_work
 from nc10d.torch.optim.param_buckets import FlatParams
+from nc10d.torch.tensor_bucket import TensorBucket
 from nc10d.torch.tensors import as_tensor
 from nc10d.torch.torch_calls import LaunchedCall
 from nc10d.work import Work
@@ -32,11 +35,12 @@ from nc10d.work import Work
 if TYPE_CHECKING:
     from nc10d.torch.optim.zero import ZeroRedundancyOptimizer
 
-Hook = Callable[[Any, Any], Any]
+Bucket: TypeAlias = TensorBucket | torch.distributed.GradBucket
+Hook = Callable[[Any, Any], object]
 
 
 def hook_with_zero_step(
-    hook: Hook, ddp: Any, zero: ZeroRedundancyOptimizer, shard_buckets: bool = False
+    hook: Hook, ddp: Module, zero: ZeroRedundancyOptimizer, shard_buckets: bool = False
 ) -> Hook:
     """Return a hook that reduces by `hook`, and steps `zero` after the last bucket's launch.
 
@@ -47,7 +51,7 @@ def hook_with_zero_step(
 
 
 def hook_with_zero_step_interleaved(
-    hook: Hook, ddp: Any, zero: ZeroRedundancyOptimizer, shard_buckets: bool = False
+    hook: Hook, ddp: Module, zero: ZeroRedundancyOptimizer, shard_buckets: bool = False
 ) -> Hook:
     """Return a hook that reduces by `hook`, and steps `zero` between buckets' launches.
 
@@ -58,7 +62,7 @@ def hook_with_zero_step_interleaved(
 
 
 def _hook(
-    hook: Hook, ddp: Any, zero: ZeroRedundancyOptimizer, shard_buckets: bool, interleaved: bool
+    hook: Hook, ddp: Module, zero: ZeroRedundancyOptimizer, shard_buckets: bool, interleaved: bool
 ) -> Hook:
     if not zero.overlap_with_ddp:
         raise ValueError(
@@ -66,7 +70,7 @@ def _hook(
         )
     steps = _Steps(zero, 3 if ddp.static_graph else 2, shard_buckets)
 
-    def reduce_and_step(state: Any, bucket: Any) -> Any:
+    def reduce_and_step(state: object, bucket: Bucket) -> object:
         steps.begin(bucket)
         outcome = hook(state, bucket)
         steps.launched(bucket, outcome)
@@ -85,7 +89,9 @@ def _hook(
 class _Piece:
     """A piece of a bucket: the parameters, and the flat tensor that holds them."""
 
-    def __init__(self, place: BucketPiece, params: Sequence[torch.Tensor], group: Any) -> None:
+    def __init__(
+        self, place: BucketPiece, params: Sequence[torch.Tensor], group: ProcessGroup
+    ) -> None:
         self.owner, self.part = place.owner, slice(place.first, place.end)
         self.params = params[self.part]
         self.memory = FlatParams(self.params, group)
@@ -98,11 +104,11 @@ class _Steps:
         self._zero, self._vacuous, self._divide = zero, vacuous, divide
         self._seen: list[list[torch.Tensor]] = []
         self._pieces: list[list[_Piece]] = []
-        self._reducing: list[tuple[Any, Any]] = []
+        self._reducing: list[tuple[Bucket, object]] = []
         self._sending: list[Work] = []
         self._done = 0
 
-    def begin(self, bucket: Any) -> None:
+    def begin(self, bucket: Bucket) -> None:
         """Begin a pass at its first bucket; at the first that steps, choose owners."""
         if bucket.index() > 0:
             return
@@ -134,8 +140,7 @@ class _Steps:
             for params, found in zip(self._seen, places, strict=True)
         ]
 
-    def launched(self, bucket: Any, outcome: Any) -> None:
-        """Note a bucket whose reduction has been launched."""
+    def launched(self, bucket: Bucket, outcome: object) -> None:
         if self._pieces:
             self._reducing.append((bucket, outcome))
         else:
@@ -166,7 +171,7 @@ class _Steps:
             self._zero._after_steps()
 
 
-def reduced_gradients(bucket: Any, outcome: Any) -> list[torch.Tensor]:
+def reduced_gradients(bucket: Bucket, outcome: Any) -> list[torch.Tensor]:
     """Wait for a hook's outcome, and return the bucket's reduced gradients; raise its error."""
     if isinstance(outcome, LaunchedCall):
         outcome = outcome.work

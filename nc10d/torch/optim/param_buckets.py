@@ -8,7 +8,6 @@ given other memory since (`x.data = y`) is a view again after `attach`, with the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -62,7 +61,7 @@ class FlatParams:
 
 
 def _flat(count: int, like_this: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
-    dtype: Any = DTYPES[like_this.dtype].numpy
+    dtype = DTYPES[like_this.dtype].numpy
     if not like_this.is_cpu:
         return zeros(count, dtype, like_this.device)
     if count and hasattr(group, "backend"):

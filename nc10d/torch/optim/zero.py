@@ -13,7 +13,7 @@ runs on a part of the parameters. A saved state is the state on a single process
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -25,9 +25,9 @@ from nc10d.api.join import Joinable, JoinConfig, JoinHook
 from nc10d.api.objects import gather_object
 from nc10d.optim import Shares, partition
 from nc10d.reducer.left_pass import LeftPass
-from nc10d.torch.backend.groups import meant_group, own_group
+from nc10d.torch.backend.groups import AnyGroup, meant_group, own_group
 from nc10d.torch.optim.functional_steps import FunctionalOptimizer, require_separable
-from nc10d.torch.optim.global_state import copy_options, merged, options_of, owned, share_of
+from nc10d.torch.optim.global_state import State, copy_options, merged, options_of, owned, share_of
 from nc10d.torch.optim.param_buckets import ParamBuckets
 from nc10d.torch.uneven_inputs import notify
 
@@ -56,12 +56,12 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
 
     def __init__(
         self,
-        params: Any,
+        params: Iterable[torch.Tensor] | Iterable[dict[str, Any]],
         optimizer_class: type[Optimizer],
-        process_group: Any = None,
+        process_group: AnyGroup | None = None,
         parameters_as_bucket_view: bool = False,
         overlap_with_ddp: bool = False,
-        **defaults: Any,
+        **defaults: object,
     ) -> None:
         self._owners: list[list[int]] = []
         self._made = False
@@ -70,7 +70,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         self.overlap_with_ddp = overlap_with_ddp
         self._optimizer_class, self._defaults = optimizer_class, defaults
         self._overlapping = False
-        self._pending: dict[str, Any] | None = None
+        self._pending: State | None = None
         require_separable(optimizer_class)
         Optimizer.__init__(self, params, defaults)
         self._join_config = JoinConfig()
@@ -88,14 +88,13 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         self._made = True
 
     def _make_optimizer(self) -> None:
-        """Make the optimizer for this rank's share."""
         rows = [self._share_of(group, owners) for group, owners in self._rows()]
         kind = self._optimizer_class
         make = partial(FunctionalOptimizer, kind) if self.overlap_with_ddp else kind
         self.optim = make(rows, **self._defaults)
         copy_options(self.optim.param_groups, self.param_groups)
 
-    def _attach(self, process_group: Any) -> None:
+    def _attach(self, process_group: AnyGroup | None) -> None:
         self.process_group = meant_group(process_group)
         self._group = own_group(process_group)
         self.rank, self.world_size = self._group.rank, self._group.size()
@@ -165,7 +164,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
             params, owners = self._buckets.flats, self._buckets.owners
         self._shares = Shares(params, owners, self._group)
 
-    def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
+    def step(self, closure: Callable[[], float] | None = None, **kwargs: object) -> float | None:
         """Step by this rank's share, then give every rank all values; return the loss, if any.
 
         `closure` and `kwargs` go to the optimizer. All ranks call; blocks as a broadcast. After an
@@ -211,7 +210,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
             self.state.update((params[i], x) for i, x in merged(shares, self._owners).items())
         self._has_whole = shares is not None
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return the state as `consolidate_state_dict` found it, on the rank that received it.
 
         The state is that of an `optimizer_class` on a single process. RuntimeError on other ranks.
@@ -223,7 +222,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
             )
         return super().state_dict()
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: State) -> None:
         """Load this rank's share of a whole state, from any world size or a plain optimizer.
 
         Every rank calls with the whole state, which stays unchanged. ValueError if it has other
@@ -274,7 +273,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     def _after_steps(self) -> None:
         copy_options(self.optim.param_groups, self.param_groups)
 
-    def join_hook(self, **_kwargs: Any) -> JoinHook:
+    def join_hook(self, **_kwargs: object) -> JoinHook:
         """Return the hook for a Join block: a rank without a batch steps by the gradients it has.
 
         An earlier hook in the block, such as DistributedDataParallel's, sets these gradients.
@@ -287,7 +286,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         return self._all_params[0].device
 
     @property
-    def join_process_group(self) -> Any:
+    def join_process_group(self) -> AnyGroup:
         """The group, as given or meant."""
         return self.process_group
 

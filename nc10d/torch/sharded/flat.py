@@ -7,12 +7,13 @@ after the next `gather`. Views that autograd saves are kept as places (saved_vie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
+from torch.autograd.function import FunctionCtx
 
 from nc10d.group.process_group import ProcessGroup
 from nc10d.reducer.hooks.grad_bucket import require_work
@@ -55,7 +56,9 @@ class Layout(NamedTuple):
         return flat
 
 
-def check_shapes(expected: dict[str, Any], found: dict[str, Any]) -> None:
+def check_shapes(
+    expected: Mapping[str, torch.Size | None], found: Mapping[str, torch.Size | None]
+) -> None:
     """Raise a ValueError that names the first difference between names and shapes."""
     for name in sorted(expected.keys() | found.keys()):
         if expected.get(name) != found.get(name):
@@ -65,7 +68,7 @@ def check_shapes(expected: dict[str, Any], found: dict[str, Any]) -> None:
             )
 
 
-def _in_words(shape: Any) -> str:
+def _in_words(shape: torch.Size | None) -> str:
     return "no such parameter" if shape is None else f"the shape {tuple(shape)}"
 
 
@@ -215,11 +218,11 @@ class _Whole(torch.autograd.Function):
     """From the shard to the whole tensor; the gradient goes to `Flat.on_gradient`."""
 
     @staticmethod
-    def forward(ctx: Any, _shard: torch.Tensor, flat: Any, use: Use) -> torch.Tensor:
+    def forward(ctx: FunctionCtx, _shard: torch.Tensor, flat: Flat, use: Use) -> torch.Tensor:
         ctx.flat, ctx.use = flat, use
         return flat.full.view(-1)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None]:
+    def backward(ctx: FunctionCtx, gradient: torch.Tensor) -> tuple[None, None, None]:
         ctx.flat.on_gradient(ctx.flat, gradient, ctx.use)
         return None, None, None

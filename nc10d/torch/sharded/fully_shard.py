@@ -14,15 +14,15 @@ units belong to the module as a whole and stay gathered until the backward pass 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import nn
 
 from nc10d.ops import MAX, SUM
 from nc10d.torch import in_backward
-from nc10d.torch.backend.groups import meant_group, own_group
+from nc10d.torch.backend.groups import AnyGroup, meant_group, own_group
 from nc10d.torch.sharded.flat import Flat, check_shapes
 from nc10d.torch.sharded.passes import ShardedPasses
 from nc10d.torch.sharded.units import Members, Units, members_of
@@ -32,7 +32,7 @@ from nc10d.torch.wrapped_module import SHARD, mapped, refuse_shards, same_everyw
 def fully_shard(
     module: nn.Module,
     units: Units | None = None,
-    process_group: Any = None,
+    process_group: AnyGroup | None = None,
     *,
     param_dtype: torch.dtype | None = None,
     reduce_dtype: torch.dtype | None = None,
@@ -81,7 +81,7 @@ class FullyShardedModule(nn.Module):
         self,
         module: nn.Module,
         units: Units | None,
-        process_group: Any,
+        process_group: AnyGroup | None,
         dtypes: tuple[torch.dtype | None, torch.dtype | None],
     ) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class FullyShardedModule(nn.Module):
         self._passes = ShardedPasses(module, flats_of, group)
 
     def _divided(self, unit: nn.Module, rows: Members) -> list[Flat]:
-        kinds: dict[Any, list[torch.Tensor]] = {}
+        kinds: dict[object, list[torch.Tensor]] = {}
         for x in rows:
             kinds.setdefault((x.dtype, x.device, x.requires_grad), []).append(x)
         flats = []
@@ -125,7 +125,7 @@ class FullyShardedModule(nn.Module):
             flats.append(flat)
         return flats
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         # Of `to`, `double`, `cuda` and kin. Flat tensors keep the dtype and device they began with.
         for flat in self.flats():
             shard = flat.shard
@@ -137,7 +137,7 @@ class FullyShardedModule(nn.Module):
                 )
         return super()._apply(fn, recurse)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(
             "a module of fully_shard can't be copied or pickled, since each rank has a part of it: "
             "use its full_state_dict()"
@@ -147,13 +147,13 @@ class FullyShardedModule(nn.Module):
         """Return all flat tensors, in the same order on every rank."""
         return self._passes.flats
 
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+    def forward(self, *inputs: object, **kwargs: object) -> Any:
         """Call the module, on all ranks."""
         if self._dtypes[0] is not None:
             inputs, kwargs = mapped((inputs, kwargs), self._cast)
         return self._passes.forward(inputs, kwargs)
 
-    def _cast(self, x: Any) -> Any:
+    def _cast(self, x: torch.Tensor) -> torch.Tensor:
         floating = isinstance(x, torch.Tensor) and x.is_floating_point()
         return x.to(self._dtypes[0]) if floating else x
 

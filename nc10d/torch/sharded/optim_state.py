@@ -60,7 +60,7 @@ def full_optim_state_dict(
     return {"state": ordered, "param_groups": groups}
 
 
-def _is_divided(flat: Flat, value: Any) -> bool:
+def _is_divided(flat: Flat, value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.shape == flat.shard.shape and value.dim() > 0
 
 
@@ -107,8 +107,7 @@ def scatter_full_optim_state_dict(
         raise error
     if isinstance(mine[0], str):
         raise ValueError(f"rank 0: {mine[0]}")
-    found: State = mine[0]
-    return found
+    return mine[0]
 
 
 def _share(whole: State, model: FullyShardedModule, rank: int) -> State:
@@ -202,7 +201,7 @@ def rekey_optim_state_dict(
         names = [name for name, _ in model.named_parameters()]
     listed = [key for group in groups for key in group["params"]]
     if kind.endswith("id"):
-        key_of: dict[Any, Any] = {name: index for index, name in enumerate(listed)}
+        key_of: dict[object, object] = {name: index for index, name in enumerate(listed)}
     elif sorted(listed) != list(range(len(names))):
         raise ValueError(f"the state has {len(listed)} parameters, the module {len(names)}")
     else:

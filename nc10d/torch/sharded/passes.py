@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -26,6 +26,8 @@ from nc10d.torch.sharded.units import Unit
 from nc10d.torch.uncompiled import in_python
 from nc10d.torch.wrapped_module import SHARD, mapped
 from nc10d.work import Work
+
+T = TypeVar("T")
 
 
 class _Reduction(NamedTuple):
@@ -68,7 +70,7 @@ class ShardedPasses:
                 module.register_forward_pre_hook(self._before_unit, prepend=True)
                 module.register_forward_hook(self._after_unit)
 
-    def forward(self, inputs: Any, kwargs: Any) -> Any:
+    def forward(self, inputs: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         """Call the module."""
         if not in_backward_pass():
             self._check_shards()
@@ -122,7 +124,7 @@ class ShardedPasses:
         self._state.forward(self.reduces, torch.is_grad_enabled())
 
     @in_python
-    def _before_unit(self, module: nn.Module, inputs: Any) -> None:
+    def _before_unit(self, module: nn.Module, inputs: object) -> None:
         unit, again = self._units[module], in_backward_pass()
         if self._recording and unit not in self._order:
             self._order.append(unit)
@@ -141,7 +143,7 @@ class ShardedPasses:
                 x.register_hook(lambda _: self._free([unit]))
 
     @in_python
-    def _after_unit(self, module: nn.Module, _inputs: Any, output: Any) -> Any:
+    def _after_unit(self, module: nn.Module, _inputs: object, output: T) -> T:
         unit = self._units[module]
         output = self._without_views(unit, output)
         self._hook_backward(unit, output)
@@ -149,7 +151,7 @@ class ShardedPasses:
             self._free([unit])
         return output
 
-    def _without_views(self, unit: Unit, output: Any) -> Any:
+    def _without_views(self, unit: Unit, output: T) -> T:
         """Return an output with copies of the unit's parameters, whose memory will be freed."""
         owned = {flat.full.untyped_storage()._cdata for flat in unit.flats}
 
@@ -160,7 +162,7 @@ class ShardedPasses:
             return output
         return mapped(output, lambda x: x.clone() if is_view(x) else x, deep=True)
 
-    def _hook_backward(self, unit: Unit, output: Any) -> None:
+    def _hook_backward(self, unit: Unit, output: object) -> None:
         for x in tensors_in(output):
             if x.requires_grad:
                 x.register_hook(lambda _: self._before_backward(unit))

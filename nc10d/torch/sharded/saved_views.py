@@ -27,7 +27,7 @@ def saving_views(flats: Iterable[Flat]) -> contextlib.AbstractContextManager[Non
         True
     )  # the innermost block's: torch calls no others
 
-    def pack(x: torch.Tensor) -> Any:
+    def pack(x: torch.Tensor) -> object:
         flat = flat_of.get(x.untyped_storage()._cdata) if x.layout is torch.strided else None
         if flat is not None:
             return _View.of(flat, x)
@@ -38,8 +38,7 @@ def saving_views(flats: Iterable[Flat]) -> contextlib.AbstractContextManager[Non
         if isinstance(packed, _View):
             return packed.read()
         if around:
-            found: torch.Tensor = around[1](packed)
-            return found
+            return around[1](packed)
         x, version = packed
         _require_version(x, version, "a tensor")
         return x

@@ -15,7 +15,7 @@ Units = type[nn.Module] | tuple[type[nn.Module], ...] | Callable[[nn.Module], bo
 Members = dict[torch.Tensor, ParamEntry]
 
 
-def _is_instance(kinds: Any, module: nn.Module) -> bool:
+def _is_instance(kinds: type | tuple[type, ...], module: nn.Module) -> bool:
     return isinstance(module, kinds)
 
 

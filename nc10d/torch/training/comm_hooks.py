@@ -14,6 +14,8 @@ from enum import Enum, member
 from functools import partial
 from typing import Any
 
+from torch.nn import Module
+
 from nc10d.reducer.hooks import allreduce_hook as allreduce_hook
 from nc10d.reducer.hooks import bf16_compress_hook as bf16_compress_hook
 from nc10d.reducer.hooks import bf16_compress_wrapper as bf16_compress_wrapper
@@ -34,17 +36,17 @@ from nc10d.reducer.hooks.quantization import (
 from nc10d.torch.training.optimizer_hooks import OptimizerHookState as OptimizerHookState
 from nc10d.torch.training.optimizer_hooks import hook_then_optimizer as hook_then_optimizer
 
-Hook = Callable[[Any, Any], Any]
+Hook = Callable[[Any, Any], object]
 
 
-def _simple(hook: Hook, model: Any, state: Any) -> None:
+def _simple(hook: Hook, model: Module, state: object) -> None:
     model.register_comm_hook(state, hook)
 
 
 def _power(
     hook: Hook,
     matrix_approximation_rank: int,
-    model: Any,
+    model: Module,
     state: Any,
     start_powerSGD_iter: int = 1000,
 ) -> None:
@@ -68,7 +70,9 @@ class DDPCommHookType(Enum):
     NOOP = member(partial(_simple, noop_hook))
 
 
-def register_ddp_comm_hook(comm_hook_type: DDPCommHookType, model: Any, state: Any = None) -> None:
+def register_ddp_comm_hook(
+    comm_hook_type: DDPCommHookType, model: Module, state: object = None
+) -> None:
     """Let the hook with this name reduce the buckets of `model`; `state` is a group, or None.
 
     The PowerSGD kinds make a PowerSGDState of that group.

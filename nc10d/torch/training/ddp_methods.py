@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch.nn import Module
@@ -19,18 +19,22 @@ from nc10d.group.world import GroupMember
 from nc10d.reducer import hooks
 from nc10d.reducer.hooks import CommHook
 from nc10d.reducer.logger import Fields
-from nc10d.torch.backend.groups import own_group
+from nc10d.torch.backend.groups import AnyGroup, own_group
 from nc10d.torch.in_backward import apply_optimizer_in_backward
 
 _BUILTIN = {"ALLREDUCE": hooks.allreduce_hook, "FP16_COMPRESS": hooks.fp16_compress_hook}
 _OUTSIDE = GroupMember.NON_GROUP_MEMBER, torch.distributed.GroupMember.NON_GROUP_MEMBER
 
+BufferFunction = Callable[
+    [Any, dict[str, torch.Tensor]], Iterable[torch.futures.Future[object]] | None
+]
+
 
 class BufferHook(NamedTuple):
     """A function that a user has registered to make buffers alike, before or after a forward."""
 
-    state: Any
-    function: Callable[[Any, dict[str, torch.Tensor]], Any]
+    state: object
+    function: BufferFunction
     after: bool
 
     @torch.no_grad()
@@ -45,29 +49,28 @@ class BufferHook(NamedTuple):
 class PrivateMethods:
     """The part of DistributedDataParallel with torch's private names."""
 
-    process_group: Any
+    process_group: AnyGroup
     _group: ProcessGroup
     static_graph: bool
     reducer: Any
     logger: Any
-    register_comm_hook: Callable[[Any, Any], None]
-    _comm_hook: tuple[Any, CommHook] | None
+    register_comm_hook: Callable[[object, CommHook], None]
+    _comm_hook: tuple[object, CommHook] | None
     _contents: Any
     _gradients: Any
     _parts: Any
     _precision: Any
     _buffer_hook: BufferHook | None
-    _connect: Callable[[], Any]
+    _connect: Callable[[], object]
 
-    def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
+    def _register_builtin_comm_hook(
+        self, comm_hook_type: torch.distributed.BuiltinCommHookType
+    ) -> None:
         """Register the hook for torch's BuiltinCommHookType ALLREDUCE or FP16_COMPRESS."""
         self.register_comm_hook(None, _BUILTIN[comm_hook_type.name])
 
     def _register_buffer_comm_hook(
-        self,
-        state: Any,
-        hook: Callable[[Any, dict[str, torch.Tensor]], Any],
-        comm_hook_location: Any = None,
+        self, state: object, hook: BufferFunction, comm_hook_location: object = None
     ) -> None:
         """Let `hook(state, buffers)` make buffers alike, in place of rank 0's.
 
@@ -87,7 +90,11 @@ class PrivateMethods:
         self._reconnect()
 
     def _register_fused_optim(
-        self, optim: Any, *args: Any, optim_params: Any = None, **kwargs: Any
+        self,
+        optim: type[torch.optim.Optimizer],
+        *args: object,
+        optim_params: Iterable[torch.Tensor] | None = None,
+        **kwargs: object,
     ) -> None:
         """Let `optim(params, *args, **kwargs)` step in the backward pass, for each parameter.
 
@@ -102,7 +109,7 @@ class PrivateMethods:
         apply_optimizer_in_backward(optim, chosen, options, False)
         self._reconnect()
 
-    def _update_process_group(self, new_process_group: Any) -> None:
+    def _update_process_group(self, new_process_group: AnyGroup) -> None:
         """Train on another nc10d or torch.distributed group from the next pass on.
 
         Every rank in the new group calls, between passes or after a failed pass, and blocks until
@@ -146,7 +153,7 @@ class PrivateMethods:
         if self._precision is not None:
             self._precision.close()
 
-    def _attach(self, group: Any) -> None:
+    def _attach(self, group: AnyGroup) -> None:
         """Take an nc10d or torch group, as `own_group`."""
         self._group, self.process_group = own_group(group), group
 
@@ -179,5 +186,5 @@ class _Missing:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def __get__(self, instance: object, owner: type) -> Any:
+    def __get__(self, instance: object, owner: type) -> NoReturn:
         raise AttributeError(f"nc10d's {owner.__name__} has no attribute {self._name!r}")

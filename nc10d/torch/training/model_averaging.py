@@ -18,18 +18,19 @@ import torch
 from nc10d.group.new_group import new_subgroups
 from nc10d.group.process_group import ProcessGroup
 from nc10d.reducer.hooks import local_sgd
-from nc10d.torch.backend.groups import meant_group, own_group
+from nc10d.torch.backend.groups import AnyGroup, meant_group, own_group
+from nc10d.torch.optim.global_state import State
 
 
 class ModelAverager:
     """Averages parameters over a group (None: the default group) in some of its steps."""
 
-    def __init__(self, process_group: Any = None) -> None:
+    def __init__(self, process_group: AnyGroup | None = None) -> None:
         self.process_group = meant_group(process_group)
         self._group = own_group(process_group)
         self.step = 0
 
-    def average_parameters(self, params: Iterable[Any]) -> None:
+    def average_parameters(self, params: Iterable[torch.Tensor] | Iterable[dict[str, Any]]) -> None:
         """Count a step, and average the parameters that have a gradient if the step is due.
 
         `params` are parameters, or an optimizer's `param_groups`.
@@ -50,7 +51,9 @@ class PeriodicModelAverager(ModelAverager):
     ValueError for a period below 1, and for less than no warm-up steps.
     """
 
-    def __init__(self, period: int, warmup_steps: int = 0, process_group: Any = None) -> None:
+    def __init__(
+        self, period: int, warmup_steps: int = 0, process_group: AnyGroup | None = None
+    ) -> None:
         if period < 1:
             raise ValueError(f"period must be a positive number of steps, got {period}")
         super().__init__(process_group)
@@ -76,7 +79,7 @@ class HierarchicalModelAverager(ModelAverager):
         self,
         period_group_size_dict: Mapping[int, int] | None = None,
         warmup_steps: int = 0,
-        process_group: Any = None,
+        process_group: AnyGroup | None = None,
     ) -> None:
         if not period_group_size_dict:
             raise ValueError("period_group_size_dict must not be empty")
@@ -119,18 +122,18 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
         self.averager = averager
 
     @property
-    def state(self) -> Any:
+    def state(self) -> dict[torch.Tensor, Any]:
         """The inner optimizer's state."""
         return self.optim.state
 
     def __repr__(self) -> str:
         return repr(self.optim)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return the optimizer's state, with the averager's step under "step"."""
         return {**self.optim.state_dict(), "step": self.averager.step}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: State) -> None:
         """Load the optimizer's state and the averager's step; ValueError without a step."""
         if "step" not in state_dict:
             raise ValueError(
@@ -142,7 +145,7 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
         self.param_groups = self.optim.param_groups
         self.averager.step = state_dict["step"]
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Step, then average if this step is due; return the closure's loss. Blocks."""
         loss = self.optim.step() if closure is None else self.optim.step(closure)
         self.averager.average_parameters(self.param_groups)
@@ -157,12 +160,16 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
         self.optim.add_param_group(param_group)
 
 
-def average_parameters(params: Iterable[torch.Tensor], process_group: Any = None) -> None:
+def average_parameters(
+    params: Iterable[torch.Tensor], process_group: AnyGroup | None = None
+) -> None:
     """Average parameters over a group, in place: each divides before the sum. Blocks."""
     local_sgd.average_parameters([x.detach() for x in params], own_group(process_group))
 
 
-def parameters_with_gradients(params: Iterable[Any]) -> list[torch.Tensor]:
+def parameters_with_gradients(
+    params: Iterable[torch.Tensor] | Iterable[dict[str, Any]],
+) -> list[torch.Tensor]:
     """Return the tensors among parameters, or in an optimizer's groups, that have a gradient."""
     rows = [x["params"] if isinstance(x, dict) else [x] for x in params]
     return [x for row in rows for x in row if x.grad is not None]

@@ -10,8 +10,6 @@ NCCL reads and writes registered memory in place, where the machine can. This ha
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from nc10d.backend.nccl.comm.communicator import Registration
@@ -23,7 +21,7 @@ from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import group_or_default
 
 
-def nccl_pool(**options: Any) -> Any:
+def nccl_pool(**options: object) -> torch.cuda.MemPool:
     """Return a torch.cuda.MemPool on ncclMemAlloc (NCCL 2.19); `options` are MemPool's.
 
     Any rank may call alone. UnsupportedPlatform if torch has no CUDA.
@@ -36,7 +34,9 @@ def nccl_pool(**options: Any) -> Any:
     return torch.cuda.MemPool(allocator, **options)
 
 
-def register_pool(pool: Any, group: ProcessGroup | None = None) -> list[Registration]:
+def register_pool(
+    pool: torch.cuda.MemPool, group: ProcessGroup | None = None
+) -> list[Registration]:
     """Register the memory that a pool has now with a group's communicator; all ranks call.
 
     Blocks until the ranks have met. `close` each result before the pool gives its memory back.

@@ -21,7 +21,7 @@ from nc10d.torch.tensors import as_tensor, like
 from nc10d.torch.torch_calls import LaunchedCall
 from nc10d.work import Future, Work
 
-Hook = Callable[[Any, Any], Any]
+Hook = Callable[[Any, Any], object]
 
 
 class OptimizerHookState:
@@ -47,8 +47,8 @@ class OptimizerHookState:
 def hook_then_optimizer(hook: Hook, optimizer_state: OptimizerHookState) -> Hook:
     """Return a hook that calls `hook`, and then steps each parameter in the bucket by its mean."""
 
-    def hook_then_step(state: Any, bucket: GradBucket) -> Future[Any]:
-        def step(value: Callable[[], Any]) -> Any:
+    def hook_then_step(state: object, bucket: GradBucket) -> Future[Any]:
+        def step(value: Callable[[], object]) -> object:
             whole = as_tensor(single_array(value(), bucket.buffer()))
             params = bucket.parameters()
             with torch.no_grad():

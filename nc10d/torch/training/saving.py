@@ -21,10 +21,10 @@ import torch
 
 from nc10d.group.host_calls import on_host
 from nc10d.group.process_group import ProcessGroup
-from nc10d.torch.backend.groups import own_group
+from nc10d.torch.backend.groups import AnyGroup, own_group
 
 
-def save(state: Any, path: str | os.PathLike[str], group: Any = None) -> None:
+def save(state: object, path: str | os.PathLike[str], group: AnyGroup | None = None) -> None:
     """Write rank 0's `state` to a file; other ranks may pass anything.
 
     Every rank raises an OSError if rank 0 cannot write the file, or another error of torch.save.
@@ -45,9 +45,9 @@ def save(state: Any, path: str | os.PathLike[str], group: Any = None) -> None:
 
 def load(
     path: str | os.PathLike[str],
-    map_location: Any = "cpu",
+    map_location: object = "cpu",
     weights_only: bool = True,
-    group: Any = None,
+    group: AnyGroup | None = None,
 ) -> Any:
     """Return, on every rank, the object in rank 0's file.
 

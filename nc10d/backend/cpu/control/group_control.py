@@ -64,7 +64,7 @@ class GroupControl:
         self.left: dict[int, str] = {}
         """The ranks that have announced that they leave the group, and why; "" if unknown."""
         self.on_decision: Callable[[str, str], None] = ignored
-        self.on_value: Callable[[int, str, str], None] = _unheard
+        self.on_value: Callable[[int, str, str], None] = lambda rank, key, value: None
         """Called as on_value(rank, key, value) by the control thread; must not block."""
         self._name, self._control, self._gone = name, control, gone
         self._others = [other for other in range(len(members)) if other != rank]
@@ -222,10 +222,6 @@ class GroupControl:
     def _send(self, ranks: Iterable[int], message: Message) -> None:
         message |= {"group": self._name, "rank": self.rank}
         self._control.send([self.members[rank] for rank in ranks], message)
-
-
-def _unheard(rank: int, key: str, value: str) -> None:
-    """Ignore a published value, which `value` and `check` find."""
 
 
 def ignored(topic: str, value: str) -> None:

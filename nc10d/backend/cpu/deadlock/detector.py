@@ -25,7 +25,6 @@ import weakref
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from types import FrameType
-from typing import Any
 
 from nc10d.backend.cpu.context import Context
 from nc10d.backend.cpu.control.connections import Message
@@ -128,7 +127,7 @@ class DeadlockDetector:
             self._exchange.receive(message)
             return
         waits_in = self._waits_in
-        versions: dict[str, Any] = message["versions"]
+        versions: dict[str, object] = message["versions"]
         version = versions.get(str(self._context.number))
         # The notice may be newer than the reported version, if other ranks have come meanwhile.
         if waits_in is not None and type(version) is int and self._slot.holds(version):
@@ -136,7 +135,7 @@ class DeadlockDetector:
             self._tell(versions, message["text"])
             health.abort(health.deadlock_error(channel, message["text"]))
 
-    def _tell(self, versions: dict[str, Any], text: str) -> None:
+    def _tell(self, versions: dict[str, object], text: str) -> None:
         """Report a cycle to its other ranks, once; `versions` are those of their notices."""
         if text != self._told:
             self._told = text

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -165,7 +164,6 @@ class Channel:
         return int(self.words[field // 8])
 
     def _new_ring(self, slots: int) -> int:
-        """Make a ring and return the address."""
         # Kept as long as the channel: a thread may still read from a ring that was replaced.
         words: Words = np.zeros(1 + slots, np.int64)
         words[0] = slots - 1
@@ -337,7 +335,7 @@ class Submission:
         self,
         linked: Linked,
         addresses: Sequence[int] | Words,
-        keep: Any,
+        keep: object,
         deadline_ns: int = 0,
         message: tuple[int, int, int] = (0, 0, 0),
         gate: int = 0,
@@ -345,7 +343,7 @@ class Submission:
         room = max(len(addresses), 1)
         self.words: Words = np.zeros(at.DESCRIPTOR_WORDS + room, np.int64)
         self.address: int = plain.address(self.words)
-        self.keep: Any = (linked, keep)
+        self.keep: object = (linked, keep)
         self.words[at.D_PROGRAM // 8] = linked.address
         self.words[at.D_USERS // 8] = self.address + 8 * at.DESCRIPTOR_WORDS
         self.words[at.D_DEADLINE // 8] = deadline_ns

@@ -29,8 +29,9 @@ from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.program.linker import Linked, Scratch, link
 from nc10d.backend.cpu.program.program import At, Kernel, Program, user
 from nc10d.kernels.reduce import BOTH, both_address, divide_address, kernel_address, scale_address
-from nc10d.ops import Op
+from nc10d.ops import Array, Op
 from nc10d.ops.facts import facts_of
+from nc10d.ops.operations import Arrays
 from nc10d.ops.reductions import PAIRWISE
 
 MOST_PROGRAMS = 4096
@@ -56,7 +57,7 @@ class LoweredOp:
     # `outs` are the numbers of the arrays that are written. `part` is an all_reduce's bytes and
     # reduction, which a batch may join with others. `strided` are the arrays with copies.
 
-    key: tuple[Any, ...]
+    key: tuple[object, ...]
     arrays: list[Buffer | npt.NDArray[Any]]
     outs: tuple[int, ...]
     build: Callable[[], Program]
@@ -182,7 +183,7 @@ class Pieces:
         return [user(first + index, offset) for index, offset, _ in self.cuts]
 
 
-def _by_rows(arrays: Any, splits: Sequence[int] | None, size: int) -> Pieces:
+def _by_rows(arrays: Arrays, splits: Sequence[int] | None, size: int) -> Pieces:
     """Return pieces as `_per_rank`, but a single array is cut along dimension 0 by `splits`."""
     if splits is None or isinstance(arrays, (list, tuple)):
         return _per_rank(arrays, size)
@@ -194,14 +195,14 @@ def _by_rows(arrays: Any, splits: Sequence[int] | None, size: int) -> Pieces:
     return Pieces([flat], cuts, flat.dtype)
 
 
-def _for_one_rank(array: Any, rank: int, size: int) -> Pieces:
+def _for_one_rank(array: Array, rank: int, size: int) -> Pieces:
     """Return a whole array as a single rank's piece; the other ranks' pieces are empty."""
     buffer = as_buffer(array)
     cuts = [(0, 0, buffer.nbytes if r == rank else 0) for r in range(size)]
     return Pieces([buffer], cuts, buffer.dtype)
 
 
-def _per_rank(arrays: Any, size: int) -> Pieces:
+def _per_rank(arrays: Arrays, size: int) -> Pieces:
     """Return a piece for each rank: a list's arrays, or equal chunks of a single array."""
     if isinstance(arrays, (list, tuple)):
         buffers = [as_buffer(x) for x in arrays]
@@ -224,7 +225,7 @@ def _scatter(op: ops.Scatter, shape: GroupShape) -> LoweredOp:
     return _sized_exchange(op, shape, sends, recvs)
 
 
-def _at_root(arrays: Any, root: int, shape: GroupShape, dtype: DType) -> Pieces:
+def _at_root(arrays: Arrays, root: int, shape: GroupShape, dtype: DType) -> Pieces:
     """Return a piece for each rank on the root, empty pieces on other ranks."""
     if shape.rank == root:
         return _per_rank(arrays, shape.size)
@@ -278,7 +279,7 @@ class ProgramCache:
     def __init__(self, shape: GroupShape) -> None:
         self.shape = shape
         self._scratch = Scratch()
-        self._linked: dict[tuple[Any, ...], Linked] = {}
+        self._linked: dict[tuple[object, ...], Linked] = {}
 
     def linked(self, lowered: LoweredOp) -> Linked:
         """Return the program of a lowered operation; a new program may block to compile kernels."""

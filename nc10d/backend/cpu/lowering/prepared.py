@@ -31,10 +31,11 @@ from nc10d.backend.cpu.native.submitting import LOOKS
 from nc10d.backend.cpu.program.linker import Linked
 from nc10d.backend.cpu.transport.links import Inbox
 from nc10d.backend.cpu.works import CpuWork, PreparedWork, WorkWaiter, completed_call
+from nc10d.backend.prepared_protocol import Arguments
 from nc10d.base.deadline import Deadline, monotonic
 from nc10d.kernels.cache import EntryPoint
-from nc10d.ops import AllToAll, Op, Recv, Send
-from nc10d.ops.facts import FACTS
+from nc10d.ops import AllToAll, Array, Op, Recv, Send
+from nc10d.ops.facts import FACTS, Parts
 from nc10d.work import Work
 
 AT_ONCE, SOON = prepared_messages.AT_ONCE, prepared_messages.SOON
@@ -58,7 +59,7 @@ class Prepared:
         "words",
     )
 
-    run: Callable[[Any, Any, Any], int]
+    run: Callable[[Words, Arguments, Arguments], int]
     run_hooked: Callable[..., int]
     address: int
     """The address of the words from which the engine fills in a descriptor."""
@@ -79,7 +80,7 @@ class Prepared:
             # Not a bound method: that would be a cycle, which keeps arrays until a collection.
             self.run = partial(_first_run, weakref.ref(self), entry)
 
-    def ops(self, x: Any, y: Any) -> Sequence[Op]:
+    def ops(self, x: Arguments, y: Arguments) -> Sequence[Op]:
         """Return the call as operations, for errors and Works."""
         raise NotImplementedError
 
@@ -97,11 +98,11 @@ class Prepared:
     def submit(
         self,
         waiter: WorkWaiter,
-        x: Any,
-        y: Any,
+        x: Arguments,
+        y: Arguments,
         timeout: float,
         waits: bool = False,
-        originals: tuple[Any, Any] | None = None,
+        originals: tuple[Arguments, Arguments] | None = None,
     ) -> Work | None:
         """Submit the call and return its Work; None if there is no room now: nothing has happened.
 
@@ -152,7 +153,11 @@ class Prepared:
 
 
 def _first_run(
-    reference: weakref.ref[Prepared], entry: Callable[[], EntryPoint], words: Any, x: Any, y: Any
+    reference: weakref.ref[Prepared],
+    entry: Callable[[], EntryPoint],
+    words: object,
+    x: object,
+    y: object,
 ) -> int:
     """Run a call for the first time; later calls go to the compiled function directly."""
     prepared = reference()
@@ -175,7 +180,7 @@ class PreparedCollective(Prepared):
         channel: Channel,
         linked: Linked,
         kind: type[Op],
-        parts: Any,
+        parts: Parts,
         lowered: LoweredOp,
         rank: int,
     ) -> None:
@@ -217,7 +222,7 @@ class PreparedCollective(Prepared):
         self.arrays = len(table)
         self.address: int = address(words)
 
-    def ops(self, x: Any, y: Any) -> Sequence[Op]:
+    def ops(self, x: Arguments, y: Arguments) -> Sequence[Op]:
         """Return the collective on these arrays."""
         return (FACTS[self._kind].make(self._extra, x, y),)
 
@@ -230,15 +235,15 @@ class PreparedCollective(Prepared):
         self.run_hooked = hooked_calls.run_hooked_collective
 
 
-def arrays_in(*arguments: Any) -> list[Any]:
+def arrays_in(*arguments: Arguments) -> list[Array]:
     """Return all arrays in arguments, each of which is an array, a tuple of arrays, or None."""
-    found: list[Any] = []
+    found: list[Array] = []
     for given in arguments:
         found += given if type(given) is tuple else () if given is None else (given,)
     return found
 
 
-def _form(argument: Any) -> int:
+def _form(argument: Arguments) -> int:
     """Return an argument's form, as K_X has it."""
     if argument is None:
         return at.ABSENT
@@ -262,7 +267,7 @@ class PreparedMessage(Prepared):
         peer: int,
         small: bool,
         near: bool,
-        x: Any,
+        x: Array,
     ) -> None:
         super().__init__(channel, model.words, lambda: prepared_messages.run_message)
         model.words[at.D_CHANNEL // _WORD] = channel.address
@@ -281,7 +286,7 @@ class PreparedMessage(Prepared):
         self.short = small and near
         self.bulky = not (small or near)
 
-    def ops(self, x: Any, y: Any) -> Sequence[Op]:
+    def ops(self, x: Arguments, y: Arguments) -> Sequence[Op]:
         """Return the message with this array and tag."""
         return (Send(x, self.peer, y) if self.inbox is None else Recv(x, self.peer, y),)
 
@@ -300,11 +305,11 @@ class PreparedMessage(Prepared):
     def start(
         self,
         waiter: WorkWaiter,
-        x: Any,
-        y: Any,
+        x: Arguments,
+        y: Arguments,
         timeout: float,
         waits: bool = False,
-        originals: tuple[Any, Any] | None = None,
+        originals: tuple[Arguments, Arguments] | None = None,
     ) -> Work | None:
         """Send or receive; a short message that ends at once is not submitted."""
         return self.finish_soon(x, y, AT_ONCE, originals) or self.submit(
@@ -312,7 +317,11 @@ class PreparedMessage(Prepared):
         )
 
     def finish_soon(
-        self, x: Any, tag: int, how_soon: int, originals: tuple[Any, Any] | None = None
+        self,
+        x: Arguments,
+        tag: int,
+        how_soon: int,
+        originals: tuple[Arguments, Arguments] | None = None,
     ) -> Work | None:
         """Run a short message here, waiting as `how_soon` allows; None: nothing has happened."""
         if not self.short:
@@ -332,25 +341,25 @@ class PreparedProgram(Prepared):
 
     __slots__ = ("_addresses", "_keep", "linked", "table")
 
-    def __init__(self, channel: Channel, linked: Linked, addresses: Words, keep: Any) -> None:
+    def __init__(self, channel: Channel, linked: Linked, addresses: Words, keep: object) -> None:
         super().__init__(channel, None)
         self.linked = linked
         self._addresses, self._keep = addresses, keep
         self.table: int = prepared_calls.address(addresses)
         self.run = partial(_run_program, channel.address, linked.address, self.table)
 
-    def ops(self, x: Any, y: Any) -> Sequence[Op]:
+    def ops(self, x: Arguments, y: Arguments) -> Sequence[Op]:
         """Return the operations."""
         return x  # type: ignore[no-any-return]
 
     def start(
         self,
         waiter: WorkWaiter,
-        x: Any,
-        y: Any,
+        x: Arguments,
+        y: Arguments,
         timeout: float,
         waits: bool = False,
-        originals: tuple[Any, Any] | None = None,
+        originals: tuple[Arguments, Arguments] | None = None,
     ) -> Work | None:
         """Submit the program; raises the group's failure, if it has failed."""
         waiter.health.check()
@@ -363,7 +372,9 @@ class PreparedProgram(Prepared):
         return CpuWork(waiter, x, self.channel, submission, deadline)
 
 
-def _run_program(channel: int, program: int, table: int, _words: Any, _x: Any, _y: Any) -> int:
+def _run_program(
+    channel: int, program: int, table: int, _words: object, _x: object, _y: object
+) -> int:
     run = entry_points.run
     while (answer := run(channel, program, table)) == at.NEW_SITE:
         call_sites.learn()  # of this frame, too, which is gone when the caller learns

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -30,14 +29,15 @@ from nc10d.backend.cpu.lowering.prepared import (
 )
 from nc10d.backend.cpu.native import prepared_calls
 from nc10d.backend.cpu.program.linker import Linked
-from nc10d.ops import AllReduce, AllReduces, Op, Recv, ReduceOp, RepeatedOps, Send
-from nc10d.ops.facts import FACTS, facts_of
+from nc10d.backend.prepared_protocol import Arguments
+from nc10d.ops import AllReduce, AllReduces, Array, Op, Recv, ReduceOp, RepeatedOps, Send
+from nc10d.ops.facts import FACTS, Parts, facts_of
 
 MOST_CALLS, MOST_BATCHES = 4096, 256
 """Calls of a kind, and batches: a cache that has grown to its limit is emptied."""
 _NDARRAY = id(np.ndarray)
 
-Found = tuple[Prepared, Any, Any]
+Found = tuple[Prepared, Arguments, Arguments]
 """A prepared call, and the arguments x and y for `run`."""
 
 
@@ -55,7 +55,7 @@ class _KeptBatch:
 
     owner: PreparedCache
     batch: _Batch
-    arrays: list[Any]
+    arrays: list[Array]
 
 
 class PreparedCache:
@@ -63,14 +63,16 @@ class PreparedCache:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._calls: dict[type[Any], dict[tuple[Any, ...], Prepared]] = {kind: {} for kind in FACTS}
+        self._calls: dict[type[Op], dict[tuple[object, ...], Prepared]] = {
+            kind: {} for kind in FACTS
+        }
         self._batches: dict[tuple[int, ...], _Batch] = {}
-        self._programs: dict[tuple[Any, ...], Linked] = {}
-        self.latest: dict[type[Any], dict[Any, Prepared]] = {kind: {} for kind in FACTS}
+        self._programs: dict[tuple[object, ...], Linked] = {}
+        self.latest: dict[type[Op], dict[object, Prepared]] = {kind: {} for kind in FACTS}
         """By operation kind and `extra`: the call that was found last. No bulky message."""
         # Apart from `latest`: hooks always have arrays with the same sizes, and a program may make
         # calls with other sizes in between.
-        self.hooked: dict[tuple[type[Any], Any], Prepared] = {}
+        self.hooked: dict[tuple[type[Op], object], Prepared] = {}
         """By the same: the call that runs between hooks."""
 
     def find(self, ops: Sequence[Op]) -> Found | None:
@@ -80,7 +82,9 @@ class PreparedCache:
         batch = self._find_batch(ops)
         return None if batch is None else (batch.program, ops, None)
 
-    def find_hooked(self, kind: type[Any], extra: Any, x: Any, y: Any) -> Prepared | None:
+    def find_hooked(
+        self, kind: type[Op], extra: object, x: Arguments, y: Arguments
+    ) -> Prepared | None:
         """Return the call for operations between hooks; see PreparingBackend."""
         found = self._find_call(FACTS[kind].make(extra, x[0] if type(y) is int else x, y))
         if found is None:
@@ -89,9 +93,9 @@ class PreparedCache:
         self.hooked[kind, extra] = found[0]
         return found[0]
 
-    def find_messages(self, ops: Sequence[Op]) -> list[tuple[PreparedMessage, Any, int]] | None:
+    def find_messages(self, ops: Sequence[Op]) -> list[tuple[PreparedMessage, Array, int]] | None:
         """Return prepared messages for all of `ops`, if their order does not matter; else None."""
-        found: list[tuple[PreparedMessage, Any, int]] = []
+        found: list[tuple[PreparedMessage, Array, int]] = []
         read: set[intervals.Interval] = set()
         written: list[intervals.Interval] = []
         for op in ops:
@@ -164,7 +168,7 @@ class PreparedCache:
             ops.prepared = _KeptBatch(self, found, uniform[0])
         return found
 
-    def _lookup(self, arrays: list[Any], reductions: list[ReduceOp]) -> _Batch | None:
+    def _lookup(self, arrays: list[Array], reductions: list[ReduceOp]) -> _Batch | None:
         key = tuple(map(id, arrays))
         found = self._batches.get(key)
         if found is not None and _same(arrays, found) and found.reductions == reductions:
@@ -185,7 +189,7 @@ class PreparedCache:
         return batch
 
 
-def parts_of(op: Op) -> tuple[Any, Any, Any] | None:
+def parts_of(op: Op) -> Parts | None:
     """Return (extra, x, y), see Parts, if a call with them can be prepared, else None.
 
     x and y must be ndarrays, tuples of them, or None; or an ndarray and a valid tag.
@@ -202,7 +206,7 @@ def parts_of(op: Op) -> tuple[Any, Any, Any] | None:
     return parts if found and all(type(each) is np.ndarray for each in found) else None
 
 
-def _key(op: Op, extra: Any, x: Any, y: Any) -> tuple[Any, ...]:
+def _key(op: Op, extra: object, x: Arguments, y: object) -> tuple[object, ...]:
     if type(y) is int:
         return extra, x.dtype, x.size
     if type(x) is np.ndarray and type(y) is np.ndarray:
@@ -212,13 +216,13 @@ def _key(op: Op, extra: Any, x: Any, y: Any) -> tuple[Any, ...]:
     return extra, arrays_in(x, y)[0].dtype, _sizes(x), _sizes(y)
 
 
-def _sizes(argument: Any) -> Any:
+def _sizes(argument: Arguments) -> object:
     if type(argument) is tuple:
         return tuple([each.size for each in argument])
     return None if argument is None else argument.size
 
 
-def _all_reduces(ops: Sequence[Op]) -> tuple[list[Any], list[ReduceOp]] | None:
+def _all_reduces(ops: Sequence[Op]) -> tuple[list[Array], list[ReduceOp]] | None:
     """Return arrays and reductions for a batch of all_reduces, None for any other batch."""
     if type(ops) is AllReduces:  # without making operations
         return list(ops.arrays), [ops.op] * len(ops)
@@ -226,7 +230,7 @@ def _all_reduces(ops: Sequence[Op]) -> tuple[list[Any], list[ReduceOp]] | None:
     return ([op.x for op in found], [op.op for op in found]) if len(found) == len(ops) else None
 
 
-def _read(arrays: list[Any]) -> Words | None:
+def _read(arrays: list[Array]) -> Words | None:
     """Return a table with columns address, dtype, count; None unless arrays are plain and apart."""
     # Apart, because they share a barrier.
     table: Words = np.empty((3, len(arrays)), np.int64)
@@ -239,13 +243,13 @@ def _read(arrays: list[Any]) -> Words | None:
     return table if intervals.columns_disjoint(table[0], sizes) else None
 
 
-def _shape(arrays: list[Any], reductions: list[ReduceOp], table: Words) -> tuple[Any, ...]:
+def _shape(arrays: list[Array], reductions: list[ReduceOp], table: Words) -> tuple[object, ...]:
     """Return the key for a batch's program: all that the program depends on."""
     # Dtypes stand there by address, too, which is sound because the key keeps them alive.
     return (*table[1:].ravel().tolist(), *reductions, *(x.dtype for x in arrays))
 
 
-def _same(arrays: list[Any], batch: _Batch) -> bool:
+def _same(arrays: list[Array], batch: _Batch) -> bool:
     """Return whether arrays match a batch's table."""
     table = batch.program.table
     return bool(prepared_calls.same_arrays(arrays, len(arrays), _NDARRAY, table))

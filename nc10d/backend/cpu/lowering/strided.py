@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -82,7 +81,7 @@ class Operands:
     """Addresses of a program's arrays, in its order, and the objects that keep them valid."""
 
     addresses: list[int]
-    keep: list[Any]
+    keep: list[object]
 
 
 def operands(lowered: LoweredOp) -> Operands:

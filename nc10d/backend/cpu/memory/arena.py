@@ -25,7 +25,6 @@ import threading
 from bisect import insort
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -241,7 +240,7 @@ class _OwnedPiece:
     def __init__(self, arena: Arena, offset: int, nbytes: int) -> None:
         self._arena = arena
         self._offset, self._nbytes = offset, nbytes
-        self.__array_interface__: dict[str, Any] = {
+        self.__array_interface__: dict[str, object] = {
             "version": 3,
             "typestr": "|u1",
             "data": (arena.mapping.base + offset, False),

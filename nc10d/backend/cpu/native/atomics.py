@@ -205,7 +205,7 @@ class _ObjectModel(models.PrimitiveModel):
 
 
 @unbox(ObjectType)
-def _unbox_object(kind: Any, value: Any, context: Any) -> Any:
+def _unbox_object(kind: object, value: Any, context: Any) -> object:
     return NativeValue(context.builder.ptrtoint(value, I64))
 
 

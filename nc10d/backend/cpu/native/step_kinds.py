@@ -1,7 +1,5 @@
 """The kinds of steps, as programs, the linker and compiled code number them."""
 
-from __future__ import annotations
-
 import enum
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from nc10d.arrays.call_info import CallInfo
 from nc10d.backend.cpu.native import offsets, slow_steps
 from nc10d.backend.cpu.native import step_format as packed
 from nc10d.backend.cpu.program.program import (
@@ -94,7 +93,7 @@ def link(
     if any(step.kind in SLOW_STEPS for step in program.steps):
         slow_steps.prepare()
     room = scratch(scratch_bytes(program)) if scratch is not None else np.zeros(0, np.uint8)
-    record = record_bytes(program.call)
+    record = np.frombuffer(program.call.text_bytes(offsets.TEXT_BYTES), np.uint8).copy()
     factors = [step.arg for step in program.steps if isinstance(step.arg, float)]
     code = np.zeros((len(program.steps) + 1, packed.STEP // 8), np.int64)
     linked = Linked(program, code, record, np.array(factors, np.float64), room)
@@ -244,8 +243,3 @@ def _pack(
         step.peer or step.skip or step.back or step.rows or step.most or step.flag or staged,
         both or copier,
     ]
-
-
-def record_bytes(call: CallInfo) -> Bytes:
-    """Return the static part of a call's record: UTF-8 text, cut and padded."""
-    return np.frombuffer(call.text_bytes(offsets.TEXT_BYTES), np.uint8).copy()

@@ -7,8 +7,6 @@ meanwhile. A board's slot has the call's number and chain, a hash over this call
 before.
 """
 
-from __future__ import annotations
-
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native.atomics import (
     exchange,

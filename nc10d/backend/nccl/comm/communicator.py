@@ -126,7 +126,7 @@ class Communicator:
         made.settle(deadline, call_name)
         return made
 
-    def call_with_all(self, name: str, deadline: Deadline, *arguments: Any) -> None:
+    def call_with_all(self, name: str, deadline: Deadline, *arguments: object) -> None:
         """Make a call that waits for the same call on all ranks, which have met before.
 
         CollectiveTimeout at the deadline.
@@ -150,7 +150,7 @@ class Communicator:
         """Whether the communicator has not ended yet."""
         return self._handle is not None
 
-    def call(self, name: str, *arguments: Any) -> int:
+    def call(self, name: str, *arguments: object) -> int:
         """Call a function whose first argument is the communicator."""
         with self.lock, self.enter():
             return self.library.call(name, self.handle, *arguments)

@@ -101,10 +101,10 @@ class NcclOptions:
     config: NCCLConfig = field(default_factory=NCCLConfig)
     high_priority: bool = False
     timing: bool = False
-    grow_from: Any = None
+    grow_from: object = None
 
 
-def read_options(given: Any) -> NcclOptions:
+def read_options(given: object) -> NcclOptions:
     """Return options, completed from the environment; TypeError if `given` is no NcclOptions."""
     if given is not None and not isinstance(given, NcclOptions):
         raise TypeError(f"pg_options of the nccl backend must be NcclOptions, got {given!r}")

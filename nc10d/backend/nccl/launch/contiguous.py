@@ -107,7 +107,7 @@ class ContiguousCopies:
     def __init__(self, ops: Sequence[Op], rank: int, device: int) -> None:
         self._rank = rank
         self._device = device
-        self._copies: dict[tuple[Any, ...], DeviceArray] = {}
+        self._copies: dict[tuple[object, ...], DeviceArray] = {}
         self._given = ops
         self._rectangles: list[Any] = []
         self.kept: object = (self._copies, self._rectangles)

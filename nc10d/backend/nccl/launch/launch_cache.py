@@ -55,10 +55,10 @@ class CachedLaunch:
         self.table: LaunchTable | None = None
         self._freed: list[object] = []
         self._ids = array("q")
-        self._refs: Sequence[Callable[[], Any]] = ()
-        self._descriptions: list[tuple[Callable[[], Any], Description]] = []
+        self._refs: Sequence[Callable[[], object]] = ()
+        self._descriptions: list[tuple[Callable[[], object], Description]] = []
 
-    def remember(self, arrays: Sequence[Any]) -> None:
+    def remember(self, arrays: Sequence[object]) -> None:
         """Refer to the arrays weakly; TypeError for an array without weak references."""
         gone = self._freed.append  # called when an array is freed
         self._refs = refs = list(map(weakref.ref, arrays, repeat(gone)))
@@ -74,7 +74,7 @@ class CachedLaunch:
         """Return whether all arrays are alive and unchanged."""
         return not self._freed and (not self._descriptions or self._unchanged())
 
-    def is_for(self, arrays: Sequence[Any]) -> bool:
+    def is_for(self, arrays: Sequence[object]) -> bool:
         """Return whether these are the same objects; all are alive."""
         if type(arrays) is not list:
             return list(map(id, arrays)) == self._ids.tolist()
@@ -93,7 +93,7 @@ def _sender(op: ops.Recv) -> tuple[int, int]:
 Description = tuple[Any, ...]
 
 
-def _description(x: Any) -> Description:
+def _description(x: object) -> Description:
     """Return the array properties on which a launch table depends."""
     found = as_buffer(x)
     return found.address, found.shape, found.strides, found.dtype, found.writable

@@ -19,7 +19,9 @@ from nc10d import ops
 from nc10d.arrays.buffer import Buffer, as_buffer
 from nc10d.arrays.dtypes import DType
 from nc10d.backend.nccl.launch.datatypes import BYTES, FP8, FP8_NEEDS, INT32, SUM, reduction
+from nc10d.ops import Array
 from nc10d.ops.facts import name_of
+from nc10d.ops.operations import Arrays
 
 Call = tuple[Any, ...]
 """(function, argument, ...), all arguments ints."""
@@ -60,7 +62,7 @@ _COUNT = {
 }
 
 
-def flat(op: ops.Op, x: Any) -> Buffer:
+def flat(op: ops.Op, x: Array) -> Buffer:
     """Return an array's memory, which must be on a device, contiguous, and aligned."""
     found = as_buffer(x)
     name = name_of(op)
@@ -73,7 +75,7 @@ def flat(op: ops.Op, x: Any) -> Buffer:
     return found
 
 
-def _flats(op: ops.Op, arrays: Any) -> list[Buffer]:
+def _flats(op: ops.Op, arrays: Arrays) -> list[Buffer]:
     return [flat(op, x) for x in arrays]
 
 
@@ -186,7 +188,7 @@ def _scatter(op: ops.Scatter, place: CallContext) -> Iterator[Call]:
     yield "ncclRecv", out.address, out.nbytes, BYTES, op.root
 
 
-def _chunks(op: ops.Op, arrays: Any, size: int) -> list[Span]:
+def _chunks(op: ops.Op, arrays: Arrays, size: int) -> list[Span]:
     """Return each rank's chunk of a list or of a flat array."""
     if isinstance(arrays, (list, tuple)):
         return _spans(_flats(op, arrays))
