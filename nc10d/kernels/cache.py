@@ -41,7 +41,6 @@ from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
 
 from nc10d.base.run_to_end import compiling, run_to_end
-from nc10d.base.signal_errors import raised_here, suppress_here
 from nc10d.kernels.cache_dir import (
     KERNEL_SOURCES,
     LOCK_SECONDS,
@@ -205,7 +204,7 @@ def _load_or_compile(cache: _OneFile, run: Callable[[], object]) -> None:
         try:
             limit = LOCK_SECONDS if _waits.get() else 0.0
             held.enter_context(exclusive(cache.path.with_suffix(".lock"), limit))
-        except raised_here(BlockingIOError) as error:
+        except BlockingIOError as error:
             raise Elsewhere(cache.name) from error
         if cache.path.exists():  # another process has made it meanwhile
             run()
@@ -248,7 +247,7 @@ class _OneFile:
         # functions.
         try:
             blob = self.path.read_bytes()
-        except raised_here(FileNotFoundError):
+        except FileNotFoundError:
             return None
         rtsys.initialize(target)
         checksum, data = blob[:32], blob[32:]
@@ -262,7 +261,7 @@ class _OneFile:
         assert not result.lifted, f"{self.name} can't be kept"
         assert not result.library.has_dynamic_globals, f"{self.name} holds a process's addresses"
         data = dumps((self._key, result._reduce()))
-        with suppress_here(OSError):
+        with contextlib.suppress(OSError):
             replace(self.path, hashlib.sha256(data).digest() + data)
 
 
@@ -270,7 +269,7 @@ def _text_of_cell(cell: CellType) -> str:
     """Return what tells a value of a closure from others, and is the same when it is made again."""
     try:
         value = cell.cell_contents
-    except raised_here(ValueError):
+    except ValueError:
         return "empty"
     return getattr(value, "__qualname__", None) or repr(value)
 
@@ -279,7 +278,7 @@ def _text_of_cell(cell: CellType) -> str:
 def _file_digest(name: str) -> str:
     try:
         return hashlib.sha256(Path(name).read_bytes()).hexdigest()
-    except raised_here(OSError):
+    except OSError:
         return name
 
 
