@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from nc10d.base.signal_errors import raised_here
+from nc10d.base.run_to_end import off_main
 from nc10d.ops.reductions import KINDS
 
 _MEANT = {word: kind.name for kind in KINDS for word in kind.synonyms.split()}
@@ -21,10 +21,11 @@ def advice_for(op: Any) -> str:
     return "" if named is None else f": use ReduceOp.{named}"
 
 
+@off_main
 def _name(op: Any) -> str:
     """Return the name under which `op` would be pickled; its repr if that is no name."""
     try:
         found = op.__reduce_ex__(4)
-    except raised_here(Exception):
+    except Exception:  # noqa: BLE001  (of the caller's code)
         found = None
     return found if isinstance(found, str) else repr(op)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
-from nc10d.base.signal_errors import Thread, raised_here
+from nc10d.base.signal_errors import Thread
 from nc10d.base.variables import seconds_of
 
 VARIABLE = "NC10D_DNS_TIMEOUT"
@@ -26,18 +25,11 @@ def resolve(host: str, port: int, limit: float = DEFAULT_SECONDS) -> _Found:
 
     socket.gaierror if the name is not known, or its name servers have not answered by then.
     """
-    look_up = partial(socket.getaddrinfo, port=port, type=socket.SOCK_STREAM)
-    try:
-        # As bytes: a str goes through a codec in Python, which raises a copy of an error that a
-        # signal's handler raises meanwhile.
-        return look_up(host.encode("ascii"), flags=socket.AI_NUMERICHOST)
-    except raised_here(OSError, UnicodeError):
-        pass
     answers: list[_Found | OSError] = []
 
     def ask() -> None:
         try:
-            answers.append(look_up(host))
+            answers.append(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
         except UnicodeError as error:  # the name is too long
             answers.append(socket.gaierror(socket.EAI_NONAME, str(error)))
         except OSError as error:

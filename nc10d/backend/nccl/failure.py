@@ -6,6 +6,7 @@ on it; where there is none, the store of the group carries it.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 
@@ -118,7 +119,7 @@ class GroupFailure:
         """Notify the peers of an error; return the error that holds for all ranks."""
         found = self._others.notify(error)
         if found is None:  # without a failure detector the store carries it
-            with suppress_here(DistError, OSError):  # the store may be gone
+            with contextlib.suppress(DistError, OSError):  # the store may be gone
                 found = _publish(self._store or self._new_store(), error)
         return found or error
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from nc10d.base.deadline import Deadline, monotonic
-from nc10d.base.signal_errors import Event, Thread, suppress_here
+from nc10d.base.signal_errors import Event, Thread
 from nc10d.errors import DistError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def compiling(store: Store, deadline: Deadline) -> Iterator[None]:
 
 
 def _beat(store: Store, ended: Event, pause: float) -> None:
-    with suppress_here(DistError):  # of the store: the rank's own next call there meets it
+    with contextlib.suppress(DistError):  # of the store: the rank's own next call there meets it
         for _ in range(_MOST_BEATS):
             if ended.wait(pause):
                 return
@@ -64,7 +64,7 @@ class Renewal:
     def __call__(self) -> bool:
         """Return whether the deadline has been moved."""
         before, self._beats = self._beats, self._store.add(BEATS_KEY, 0)
-        if before == self._beats:
+        if before == self._beats or self._deadline.cancelled():
             return False
         late = max(0.0, monotonic() - self._deadline.at)  # of a process that was stopped
         self._deadline.excuse(late + RENEWED_SECONDS)

@@ -92,7 +92,7 @@ class ArenaMapping:
         nbytes = os.fstat(fd).st_size
         try:
             self._map = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED)
-        except raised_here(OSError) as error:
+        except OSError as error:
             raise MemoryError(
                 f"no address space for the {nbytes} bytes that a rank of this host shares: "
                 f"{error.strerror} (ulimit -v, or the kernel's vm.max_map_count)"

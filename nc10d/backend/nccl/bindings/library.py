@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from nc10d.backend.nccl.bindings.header_table import CONFIG, CONSTANTS, ENUMS, FUNCTIONS, Version
-from nc10d.base.signal_errors import raised_here
+from nc10d.base.run_to_end import off_main
 from nc10d.cuda.driver import require_device
 from nc10d.errors import NCCLError, UnsupportedPlatform
 
@@ -30,6 +30,14 @@ _HOW = (
     'pip install ".[cu12]" (or cu13) in a checkout of nc10d, '
     "or name a libnccl.so.2 by NC10D_NCCL_LIBRARY"
 )
+
+
+@off_main
+def _load(path: str) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(path)
+    except OSError as error:
+        raise UnsupportedPlatform(f"NCCL can't be loaded ({error}): {_HOW}") from error
 
 
 class UniqueId(ctypes.Structure):
@@ -75,10 +83,7 @@ class Library:
     def __init__(self, path: str) -> None:
         """Load the library at `path`; UnsupportedPlatform if that can't be."""
         self.path = path
-        try:
-            self._dll = ctypes.CDLL(path)
-        except raised_here(OSError) as error:
-            raise UnsupportedPlatform(f"NCCL can't be loaded ({error}): {_HOW}") from error
+        self._dll = _load(path)
         code = ctypes.c_int()
         self._raw("ncclGetVersion")(ctypes.byref(code))
         self.version: Version = version_of(code.value)
