@@ -53,11 +53,12 @@ def run_to_end(
     errors: list[BaseException] = []
     held = _thread.allocate_lock()
     held.acquire()
-    caller, left = sys._getframe(1), False
+    # In a list: `from_handler` knows a handler by the frame among its local values.
+    caller, left = [sys._getframe(1)], False
 
     def run() -> None:
         thread = _thread.get_ident()
-        _callers[thread] = caller
+        _callers[thread] = caller[0]
         if drop is None:
             _running[thread] = held
         try:
