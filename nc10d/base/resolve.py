@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from nc10d.base.signal_errors import Thread
@@ -23,13 +24,20 @@ def dns_seconds() -> float:
 def resolve(host: str, port: int, limit: float = DEFAULT_SECONDS) -> _Found:
     """Return the stream addresses of `host`, in the system's order; blocks for `limit` seconds.
 
+    Not for the main thread, where a signal's handler may raise.
+
     socket.gaierror if the name is not known, or its name servers have not answered by then.
     """
+    look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    try:
+        return look_up(flags=socket.AI_NUMERICHOST)
+    except (OSError, UnicodeError):
+        pass
     answers: list[_Found | OSError] = []
 
     def ask() -> None:
         try:
-            answers.append(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+            answers.append(look_up())
         except UnicodeError as error:  # the name is too long
             answers.append(socket.gaierror(socket.EAI_NONAME, str(error)))
         except OSError as error:

@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 from nc10d.backend.cpu.memory import proc
 from nc10d.backend.cpu.native.offsets import PAGE as PAGE
-from nc10d.base.signal_errors import from_handler, raised_here
+from nc10d.base.signal_errors import from_handler
 
 ALIGNED = 2 << 20
 ODD_BYTES = 37 << 21
@@ -55,6 +55,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = _libc.mremap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 _libc.mremap.argtypes = [ctypes.c_void_p, *[ctypes.c_size_t] * 2, ctypes.c_int, ctypes.c_void_p]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
 
 
@@ -106,9 +107,7 @@ class ArenaMapping:
 
     def give_back(self, offset: int, nbytes: int) -> None:
         """Return the memory of a piece to the system, whichever process uses it."""
-        try:
-            self._map.madvise(mmap.MADV_REMOVE, offset, nbytes)
-        except raised_here(OSError):  # a part has private pages
+        if _libc.madvise(self.base + offset, nbytes, mmap.MADV_REMOVE):  # a part has private pages
             self.discard(offset, nbytes)
 
     def words(self, offset: int, count: int) -> npt.NDArray[np.int64]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import select
 import socket
@@ -18,7 +19,16 @@ from nc10d.base.run_to_end import off_main
 
 def process() -> str:
     """Return a name for this process that is unique on its host; pids repeat in containers."""
-    return f"{proc.namespace('pid')}/{os.getpid()}"
+    return f"{_pid_namespace()}/{os.getpid()}"
+
+
+@functools.cache
+def _pid_namespace() -> int:
+    # First called while a group forms, which is never in the main thread.
+    return proc.namespace("pid")
+
+
+os.register_at_fork(after_in_child=_pid_namespace.cache_clear)
 
 
 # A killed process loses memory and sockets first; the pidfd becomes ready within this time.

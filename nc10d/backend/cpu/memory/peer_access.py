@@ -25,7 +25,7 @@ from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.backend.cpu.native.offsets import Words
-from nc10d.base.signal_errors import raised_here
+from nc10d.base.run_to_end import off_main
 
 # In the page of a rank's doorbell, behind NOTICE_VERSION (offsets.py): the address and the value
 # of a word of its private memory.
@@ -71,6 +71,7 @@ def access_to(peer: HostPeer) -> int:
     return at.WRITES if known else at.READS
 
 
+@off_main
 def withdraw(area: int, processes: Iterable[int]) -> None:
     """Withdraw the private memory that this rank's area exposes; then no peer writes there. Blocks.
 
@@ -82,13 +83,9 @@ def withdraw(area: int, processes: Iterable[int]) -> None:
     while (seen := entry_points.load_word(nbytes)) != 0:
         entry_points.compare_and_swap(nbytes, seen, 0)
     while (writer := entry_points.load_word(area + at.AREA_WRITER)) != 0:
-        if not any(_may_be_writing(pid, writer) for pid in processes):
+        if not any(_state(pid, writer) in MAYBE_COPYING for pid in processes):
             return
         os.sched_yield()
-
-
-def _may_be_writing(pid: int, thread: int) -> bool:
-    return _state(pid, thread) in MAYBE_COPYING
 
 
 def _state(pid: int, thread: int) -> str:
@@ -98,7 +95,7 @@ def _state(pid: int, thread: int) -> str:
     """
     try:
         status = Path(f"/proc/{pid}/task/{thread}/stat").read_text()
-    except raised_here(OSError) as error:
+    except OSError as error:
         return GONE if isinstance(error, FileNotFoundError | ProcessLookupError) else UNKNOWN
     return status.rpartition(")")[2].split()[0]
 
