@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import CodeType, FrameType
 
-from nc10d.base.run_to_end import waiting_frame
+from nc10d.base.run_to_end import callers
 from nc10d.base.signal_errors import raised_here
 
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
@@ -81,7 +81,7 @@ def text_at(name: str, line: int) -> str:
 
 def here() -> str:
     """Return the line of the user's program that this thread's call comes from, or ""."""
-    for innermost in (sys._getframe(1), waiting_frame()):
+    for innermost in (sys._getframe(1), callers.get(threading.get_ident())):
         frame: FrameType | None = innermost
         while frame is not None and not is_users(frame.f_code.co_filename):
             frame = frame.f_back

@@ -28,7 +28,7 @@ compiling = threading.RLock()
 """Held while anything is compiled or loaded; a fork waits for it, so that a child can compile."""
 _running: dict[int, _thread.LockType] = {}
 """What each thread of `run_to_end` holds until its end, where its result can't be dropped."""
-_callers: dict[int, FrameType] = {}
+callers: dict[int, FrameType] = {}
 """The main thread's frames that have called `run_to_end`, by the thread that makes the call."""
 
 
@@ -58,7 +58,7 @@ def run_to_end(
 
     def run() -> None:
         thread = _thread.get_ident()
-        _callers[thread] = caller[0]
+        callers[thread] = caller[0]
         if drop is None:
             _running[thread] = held
         try:
@@ -71,7 +71,7 @@ def run_to_end(
             errors.append(error)
         finally:
             _running.pop(thread, None)
-            del _callers[thread]
+            del callers[thread]
             held.release()
 
     try:
@@ -102,11 +102,6 @@ def off_main(function: Callable[P, T]) -> Callable[P, T]:
         return run_to_end(partial(function, *args, **kwargs))
 
     return caller
-
-
-def waiting_frame() -> FrameType | None:
-    """Return the frame in which the main thread waits for a call of this thread, or None."""
-    return _callers.get(_thread.get_ident())
 
 
 def import_to_end(module: str) -> Any:
@@ -144,7 +139,7 @@ def _before_fork() -> None:
 
 def _in_child() -> None:
     _running.clear()  # a forked child has no other threads
-    _callers.clear()
+    callers.clear()
     compiling.release()
 
 

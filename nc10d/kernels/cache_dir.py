@@ -150,8 +150,7 @@ def replace(path: Path, data: bytes) -> None:
             file.write(data)
         os.replace(name, path)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):  # a signal came after the replacement
-            os.unlink(name)
+        os.unlink(name)
         raise
 
 

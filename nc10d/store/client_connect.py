@@ -84,9 +84,6 @@ def connect_once(
         faster = _connect_unix(name, min(deadline, monotonic() + _UNIX_GRACE), token)
     except OSError:
         return connection
-    except BaseException:
-        connection.close()
-        raise
     connection.close()
     return faster
 
@@ -104,10 +101,8 @@ def _open_socket(host: str, port: int, limit: float | None) -> socket.socket:
         try:
             sock.settimeout(limit)
             sock.connect(address)
-        except BaseException as error:
+        except OSError as error:
             sock.close()
-            if not isinstance(error, OSError):
-                raise
             first = first or error
             if error.errno == errno.ENETUNREACH and all(
                 ip_address(x[4][0]).is_loopback for x in found

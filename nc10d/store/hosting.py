@@ -185,10 +185,8 @@ def _start_process(
             start_new_session=True,
             cwd="/",
         )
-    except BaseException as error:
+    except OSError as error:
         lifeline.close()
-        if not isinstance(error, OSError):
-            raise
         raise StoreError(f"cannot start the store's server: {error}") from error
     finally:
         theirs.close()

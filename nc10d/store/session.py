@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from nc10d.base.deadline import Deadline, Timeout, monotonic, seconds
 from nc10d.base.run_to_end import run_to_end
-from nc10d.base.signal_errors import raised_here, suppress_here
+from nc10d.base.signal_errors import raised_here
 from nc10d.base.text import in_seconds
 from nc10d.errors import ConnectTimeout, DistNetworkError, StoreError, StoreTimeout
 from nc10d.store import wire as m
@@ -206,8 +206,10 @@ class StoreSession:
             if not self._lock.acquire(timeout=left):
                 raise self._timeout_error(limit, keys, "no turn beside another thread's call")
         except BaseException:
-            with suppress_here(RuntimeError):  # the lock was not taken
+            try:
                 self._lock.release()
+            except raised_here(RuntimeError):
+                pass  # the lock was not taken
             raise
 
     def _reconnect(self, deadline: float) -> StoreConnection:

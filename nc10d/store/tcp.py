@@ -99,12 +99,11 @@ class TCPStore(Store):
         self._seconds = seconds(timeout)
         self._token = token = check_token(token() if callable(token) else token)
         self._hosting: Hosting | None = None
-        if is_master and multi_tenant and master_listen_fd is None:
+        if is_master:
             hosted = partial(shared_server, host, port, server, limits, token)
-            self._hosting = run_to_end(hosted, drop=Hosting.release)
-        elif is_master:
-            listener = master_listen_fd, same_user
-            hosted = partial(host_server, host, port, server, limits, token, *listener)
+            if not multi_tenant or master_listen_fd is not None:
+                fixed = master_listen_fd, same_user
+                hosted = partial(host_server, host, port, server, limits, token, *fixed)
             self._hosting = run_to_end(hosted, drop=Hosting.release)
         self._host, self._port = host, self._hosting.port if self._hosting else port
         # The owner may be unable to reach itself under the name that others use.

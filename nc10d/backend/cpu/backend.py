@@ -53,10 +53,8 @@ def make(setup: BackendSetup, host_id: str | None = None) -> CpuBackend:
 
 
 def _formed(form: Callable[[], CpuBackend], deadline: Deadline) -> CpuBackend:
-    """Return `form()`, whose waits end at `deadline`; a handler's error cancels it.
-
-    The error waits for a moment, so that the peers learn of it while the store is still there.
-    """
+    """Return `form()`, which runs off the main thread; a handler's error cancels `deadline`."""
+    # The error waits for a moment, so that the peers learn of it while the store is still there.
     return run_to_end(form, deadline.cancel, CpuBackend.close, _GRACE_SECONDS)
 
 
@@ -69,16 +67,20 @@ def _first(setup: BackendSetup, host_id: str | None) -> CpuBackend:
         context.router.on_job_message = detector.on_message
         context.start()
         spec = GroupSpec(context, name, members, setup.rank, setup.store, setup.deadline, check)
-        return _connected(spec, formation.form(spec), spec.store, detector)
+        return _connected(spec, formation.form, spec.store, detector)
     except BaseException:
         context.close()
         raise
 
 
 def _connected(
-    spec: GroupSpec, memory: GroupMemory, exchange: KeyValueExchange, detector: DeadlockDetector
+    spec: GroupSpec,
+    form: Callable[[GroupSpec], GroupMemory],
+    exchange: KeyValueExchange,
+    detector: DeadlockDetector,
 ) -> CpuBackend:
-    """Connect a group that has formed to its other hosts; return its backend."""
+    """Form a group, and connect it to its other hosts; return its backend."""
+    memory = form(spec)
     try:
         remote = formation.reach(spec, memory, exchange)
     except BaseException:
@@ -217,11 +219,7 @@ class CpuBackend(Backend):
         self.group.memory.write_note(called(f"new_group({name!r})", here()))
         check = partial(check_parent, self.group)
         spec = self._spec(ranks, name, store, deadline, check)
-
-        def form() -> CpuBackend:
-            return _connected(spec, formation.form(spec), spec.store, self._detector)
-
-        return _formed(form, deadline)
+        return _formed(partial(_connected, spec, formation.form, store, self._detector), deadline)
 
     def _spec(
         self,
@@ -253,11 +251,8 @@ class CpuBackend(Backend):
         alive = partial(check_alive, self.group.context)
         spec = self._spec(ranks, name, store, deadline, alive)
         control = self.group.control
-
-        def form() -> CpuBackend:
-            return _connected(spec, formation.form_again(spec, control), control, self._detector)
-
-        return _formed(form, deadline)
+        form = partial(formation.form_again, exchange=control)
+        return _formed(partial(_connected, spec, form, control, self._detector), deadline)
 
     def rest(self, finished: int, site: str) -> None:
         """Publish that this thread, the rank's only one, makes no call before all ranks rest.

@@ -36,10 +36,15 @@ _HOW = (
 class UccLibrary:
     """A loaded libucc. Calls release the GIL."""
 
+    @off_main
     def __init__(self, path: str) -> None:
         """Load the library at `path`; UnsupportedPlatform if that can't be."""
         self.path = path
-        dll = _load(path)
+        _load_ucx()
+        try:
+            dll = ctypes.CDLL(path)
+        except OSError as error:
+            raise UnsupportedPlatform(f"UCC can't be loaded ({error}): {_HOW}") from error
         self._functions = {name: self._typed(dll, name) for name in FUNCTIONS}
         numbers = [ctypes.c_uint() for _ in range(3)]
         self._functions["ucc_get_version"](*map(ctypes.byref, numbers))
@@ -75,15 +80,6 @@ class UccLibrary:
         name = STATUS_NAMES.get(status, f"status {status}")
         hint = "; UCC_LOG_LEVEL=info shows more"
         return UCCError(f"{call_name}: {name} ({text}){hint}", code=status)
-
-
-@off_main
-def _load(path: str) -> ctypes.CDLL:
-    _load_ucx()
-    try:
-        return ctypes.CDLL(path)
-    except OSError as error:
-        raise UnsupportedPlatform(f"UCC can't be loaded ({error}): {_HOW}") from error
 
 
 def _load_ucx() -> None:

@@ -17,18 +17,13 @@ from nc10d.backend.cpu.memory.arena import ArenaMapping
 from nc10d.base.run_to_end import off_main
 
 
+@functools.cache  # first called while a group forms, which is never in the main thread
 def process() -> str:
     """Return a name for this process that is unique on its host; pids repeat in containers."""
-    return f"{_pid_namespace()}/{os.getpid()}"
+    return f"{proc.namespace('pid')}/{os.getpid()}"
 
 
-@functools.cache
-def _pid_namespace() -> int:
-    # First called while a group forms, which is never in the main thread.
-    return proc.namespace("pid")
-
-
-os.register_at_fork(after_in_child=_pid_namespace.cache_clear)
+os.register_at_fork(after_in_child=process.cache_clear)
 
 
 # A killed process loses memory and sockets first; the pidfd becomes ready within this time.

@@ -32,14 +32,6 @@ _HOW = (
 )
 
 
-@off_main
-def _load(path: str) -> ctypes.CDLL:
-    try:
-        return ctypes.CDLL(path)
-    except OSError as error:
-        raise UnsupportedPlatform(f"NCCL can't be loaded ({error}): {_HOW}") from error
-
-
 class UniqueId(ctypes.Structure):
     """ncclUniqueId: the same on all ranks of a communicator; passed by value."""
 
@@ -80,10 +72,14 @@ CTYPES: dict[str, Any] = {
 class Library:
     """A loaded libnccl. Calls release the GIL."""
 
+    @off_main
     def __init__(self, path: str) -> None:
         """Load the library at `path`; UnsupportedPlatform if that can't be."""
         self.path = path
-        self._dll = _load(path)
+        try:
+            self._dll = ctypes.CDLL(path)
+        except OSError as error:
+            raise UnsupportedPlatform(f"NCCL can't be loaded ({error}): {_HOW}") from error
         code = ctypes.c_int()
         self._raw("ncclGetVersion")(ctypes.byref(code))
         self.version: Version = version_of(code.value)
