@@ -1,8 +1,8 @@
-"""Calls that come to their end even if a signal's handler raises meanwhile.
+"""Calls off the main thread, where no signal's handler raises amid them.
 
-An error amid an import, or amid a library's change of its tables, may leave them broken. Python's
-import and Numba also drop some errors that come amid their work. Python runs handlers in the main
-thread alone. So such work runs on a thread of its own, and the main thread only waits.
+Python runs handlers in the main thread alone. A handler's error amid an import, a library's change
+of its tables or a protocol with peers would break them, or be taken for an error of theirs. So such
+work runs on a thread of its own, and the main thread only waits.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def run_to_end(
             return call()  # no thread can start: Python is ending, or there are too many
         if cancel is not None:
             cancel(error)
-            held.acquire(timeout=grace)
+            if not (results or errors):
+                held.acquire(timeout=grace)
         if results and drop is not None:
             drop(results.pop())
         raise

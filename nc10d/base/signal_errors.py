@@ -4,7 +4,7 @@ A handler runs in the middle of any call and may raise any exception, a TimeoutE
 as well. Such an exception belongs to the user: it must leave a blocking call as it is. So an except
 clause for such types names them by `raised_here`, and `suppress_here` replaces contextlib.suppress.
 Other threads must be able to go on after it: Condition, Event and Thread replace Python's own.
-What such an error would break, an import or a compilation, runs by `run_to_end`.
+All that is long enough for a thread's start runs off the main thread (run_to_end.py) instead.
 """
 
 from __future__ import annotations

@@ -388,7 +388,7 @@ def _ring(number: int) -> None:
 
 
 class Waiting:
-    """A thread that waits in `call`; `event` returns what it waits for, None if it does not yet."""
+    """A thread that waits in `call`; `event` returns its Event, or None before its wait."""
 
     def __init__(self, event: Callable[[], Any], call: Callable[[], object]) -> None:
         self._thread = threading.Thread(target=call, daemon=True)
