@@ -78,6 +78,8 @@ def run_to_end(
         # Not a Thread, whose start is Python code, which an error may leave with a lock taken.
         _thread.start_new_thread(copy_context().run, (run,))
         _wait_for(held)
+        if not errors:
+            return results.pop()
     except BaseException as error:
         left = True
         trace = error.__traceback__
@@ -90,9 +92,7 @@ def run_to_end(
         if results and drop is not None:
             drop(results.pop())
         raise
-    if errors:
-        raise errors.pop()
-    return results.pop()
+    raise errors.pop()
 
 
 def off_main(function: Callable[P, T]) -> Callable[P, T]:

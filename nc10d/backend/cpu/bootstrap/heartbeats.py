@@ -7,11 +7,12 @@ ranks of a host with a full cache wait meanwhile, and have no other way to know 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from nc10d.base.deadline import Deadline, monotonic
-from nc10d.base.signal_errors import Event, Thread
+from nc10d.base.signal_errors import Thread
 from nc10d.errors import DistError
 
 if TYPE_CHECKING:
@@ -30,20 +31,19 @@ BEATS_KEY = "compiling"
 @contextlib.contextmanager
 def compiling(store: Store, deadline: Deadline) -> Iterator[None]:
     """Send heartbeats while the block runs; its time does not count for the deadline."""
-    begun, ended = monotonic(), Event()
+    begun, ended = monotonic(), threading.Event()
     pause = min(LONGEST_PAUSE, deadline.limit / 4)
     thread = Thread(target=_beat, args=(store, ended, pause), name="nc10d-compiles", daemon=True)
+    thread.start()
     try:
-        thread.start()
         yield
     finally:
         ended.set()
-        if thread.is_alive():
-            thread.join()
+        thread.join()
         deadline.excuse(monotonic() - begun)
 
 
-def _beat(store: Store, ended: Event, pause: float) -> None:
+def _beat(store: Store, ended: threading.Event, pause: float) -> None:
     with contextlib.suppress(DistError):  # of the store: the rank's own next call there meets it
         for _ in range(_MOST_BEATS):
             if ended.wait(pause):
