@@ -72,6 +72,8 @@ def run_to_end(
         finally:
             _running.pop(thread, None)
             del callers[thread]
+            # Python 3.11 lists a thread that has asked for itself, or joined another, for ever.
+            threading._active.pop(thread, None)  # type: ignore[attr-defined]
             held.release()
 
     try:

@@ -520,7 +520,9 @@ def test_a_function_off_the_main_thread_names_the_line_of_its_caller() -> None:
         assert threading.current_thread() is not threading.main_thread()
         return *arguments, more
 
+    before = threading.enumerate()
     assert call(1, 2, more=3) == (1, 2, 3)
+    assert threading.enumerate() == before, "its thread has gone"
     elsewhere = off_main(here)
     assert elsewhere() == here() != "", "both are of this line"
 
