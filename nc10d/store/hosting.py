@@ -19,12 +19,11 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from nc10d.auth.token import exposed_error, insecure, reachable
 from nc10d.base.resolve import resolve
-from nc10d.base.run_to_end import import_to_end, run_to_end
+from nc10d.base.run_to_end import import_to_end, off_main
 from nc10d.base.signal_errors import Thread
 from nc10d.errors import DistNetworkError, StoreError
 from nc10d.store.server import Server
@@ -84,7 +83,7 @@ class Hosting:
         if lifeline is None:
             return
         self.reap()
-        run_to_end(partial(_cut, lifeline))
+        _cut(lifeline)
 
     def reap(self) -> None:
         """Wait for the intermediate process, which ends as soon as the server is up."""
@@ -102,6 +101,7 @@ class Hosting:
             self._lifeline = None
 
 
+@off_main
 def _cut(lifeline: socket.socket) -> None:
     with lifeline, contextlib.suppress(OSError):
         lifeline.shutdown(socket.SHUT_WR)
