@@ -24,20 +24,21 @@ def dns_seconds() -> float:
 def resolve(host: str, port: int, limit: float = DEFAULT_SECONDS) -> _Found:
     """Return the stream addresses of `host`, in the system's order; blocks for `limit` seconds.
 
-    Not for the main thread, where a signal's handler may raise.
-
-    socket.gaierror if the name is not known, or its name servers have not answered by then.
+    Called off the main thread. socket.gaierror if the name is not known, or its name servers have
+    not answered by then.
     """
-    look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    look_up = partial(socket.getaddrinfo, port=port, type=socket.SOCK_STREAM)
     try:
-        return look_up(flags=socket.AI_NUMERICHOST)
+        # As bytes: a str goes through a codec in Python, which raises a copy of an error that a
+        # signal's handler raises meanwhile.
+        return look_up(host.encode("ascii"), flags=socket.AI_NUMERICHOST)
     except (OSError, UnicodeError):
         pass
     answers: list[_Found | OSError] = []
 
     def ask() -> None:
         try:
-            answers.append(look_up())
+            answers.append(look_up(host))
         except UnicodeError as error:  # the name is too long
             answers.append(socket.gaierror(socket.EAI_NONAME, str(error)))
         except OSError as error:
