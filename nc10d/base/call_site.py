@@ -81,7 +81,7 @@ def text_at(name: str, line: int) -> str:
 
 def here() -> str:
     """Return the line of the user's program that this thread's call comes from, or ""."""
-    for innermost in (sys._getframe(1), callers.get(threading.get_ident())):
+    for innermost in (sys._getframe(1), *callers.get(threading.get_ident(), ())):
         frame: FrameType | None = innermost
         while frame is not None and not is_users(frame.f_code.co_filename):
             frame = frame.f_back

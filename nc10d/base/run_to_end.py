@@ -28,7 +28,7 @@ compiling = threading.RLock()
 """Held while anything is compiled or loaded; a fork waits for it, so that a child can compile."""
 _running: dict[int, _thread.LockType] = {}
 """What each thread of `run_to_end` holds until its end, where its result can't be dropped."""
-callers: dict[int, FrameType] = {}
+callers: dict[int, list[FrameType]] = {}
 """The main thread's frames that have called `run_to_end`, by the thread that makes the call."""
 
 
@@ -54,19 +54,18 @@ def run_to_end(
     held = _thread.allocate_lock()
     held.acquire()
     # In a list: `from_handler` knows a handler by the frame among its local values.
-    caller, left = [sys._getframe(1)], False
+    caller = [sys._getframe(1)]
 
     def run() -> None:
         thread = _thread.get_ident()
-        callers[thread] = caller[0]
+        callers[thread] = caller
         if drop is None:
             _running[thread] = held
         try:
             found = call()
-            if left and drop is not None:
-                drop(found)
-            else:
-                results.append(found)
+            results.append(found)
+            if drop is not None and is_left() and results:
+                drop(results.pop())
         except BaseException as error:  # noqa: BLE001  (the main thread raises it)
             errors.append(error)
         finally:
@@ -83,18 +82,24 @@ def run_to_end(
         if not errors:
             return results.pop()
     except BaseException as error:
-        left = True
         trace = error.__traceback__
         if isinstance(error, RuntimeError) and trace is not None and trace.tb_next is None:
             return call()  # no thread can start: Python is ending, or there are too many
-        if cancel is not None:
-            cancel(error)
+        if drop is not None:
+            caller.clear()
+            if cancel is not None:
+                cancel(error)
             if not (results or errors):
                 held.acquire(timeout=grace)
-        if results and drop is not None:
-            drop(results.pop())
+            if results:
+                drop(results.pop())
         raise
     raise errors.pop()
+
+
+def is_left() -> bool:
+    """Return whether a handler's error has left this thread's call, whose result is dropped."""
+    return callers.get(_thread.get_ident()) == []
 
 
 def off_main(function: Callable[P, T]) -> Callable[P, T]:

@@ -40,7 +40,7 @@ from numba.core.registry import cpu_target
 from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
 
-from nc10d.base.run_to_end import compiling, run_to_end
+from nc10d.base.run_to_end import compiling, is_left, run_to_end
 from nc10d.kernels.cache_dir import (
     KERNEL_SOURCES,
     LOCK_SECONDS,
@@ -103,6 +103,8 @@ def made_once(made: dict[str, Any], name: str, make: Callable[[], Any]) -> Any:
     """Return the result of `make`, which runs once per `name`, for the first thread that asks."""
     found = made.get(name)
     if found is None:
+        if is_left():
+            raise RuntimeError(f"{name} is needed no more: a handler's error has left the call")
 
         def find_or_make() -> Any:
             with compiling:
