@@ -18,7 +18,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from nc10d.base.run_to_end import off_main
+from nc10d.base.run_to_end import import_to_end, off_main
 
 
 def dumps(value: Any, with_main: bool = False) -> bytes:
@@ -92,7 +92,7 @@ class _Pickler(pickle.Pickler):
 @off_main
 def _class_by_value(kind: type) -> Any:
     try:
-        cloudpickle = importlib.import_module("cloudpickle")
+        cloudpickle = import_to_end("cloudpickle")
     except ImportError:
         name = f"{kind.__module__}.{kind.__qualname__}"
         raise TypeError(

@@ -10,12 +10,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import importlib
 import os
 from collections.abc import Iterator
 from typing import Any
 
-from nc10d.base.run_to_end import off_main
+from nc10d.base.run_to_end import import_to_end, off_main
 from nc10d.errors import CudaError, UnsupportedPlatform
 
 _EXTRA = 'pip install ".[cu12]" in a checkout of nc10d (or cu13, for a driver of CUDA 13)'
@@ -32,7 +31,7 @@ def driver() -> Any:
         # cuda.bindings opens libcuda.so.1: the loader returns the library already loaded so.
         ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
     try:
-        driver = importlib.import_module("cuda.bindings.driver")
+        driver = import_to_end("cuda.bindings.driver")
     except ImportError as error:
         raise UnsupportedPlatform(f"CUDA needs the package cuda-bindings: {_EXTRA}") from error
     try:
