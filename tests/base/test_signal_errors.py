@@ -43,6 +43,7 @@ from nc10d.codec import encode, encode_pickled
 from nc10d.errors import Aborted, DistError, PeerLost, RendezvousError, StoreError, StoreTimeout
 from nc10d.group.world import own_world
 from nc10d.init_methods.methods import rendezvous
+from nc10d.kernels.cache import made_once
 from nc10d.store import FileStore, HashStore, TCPStore
 from nc10d.work import Future
 
@@ -508,6 +509,8 @@ def test_a_call_that_is_left_is_cancelled_and_its_result_is_dropped() -> None:
             time.sleep(deadline.slice(0.01))
         deadline.excuse(LONG)
         assert deadline.expired()
+        with pytest.raises(RuntimeError, match="needed no more"):
+            made_once({}, "a function", int)
         return f"late: {deadline.cancelled()}"
 
     comes_out(error, 0.05, lambda: run_to_end(call, deadline.cancel, dropped.put, grace=LONG))
