@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
+from tools import handlers
 from tools.handlers import Clauses, kinds, unlisted
 
-ROOT = Path(__file__).parents[2]
 CLAUSES = {
     "except OSError:\n  x = None": True,
     "except TimeoutError:\n  pass": True,
@@ -58,6 +54,13 @@ def test_files_folders_and_functions_of_the_lists_may_have_clauses() -> None:
     ]
 
 
-def test_the_package_keeps_the_rule() -> None:
-    done = subprocess.run([sys.executable, "tools/handlers.py"], cwd=ROOT, stdout=subprocess.PIPE)
-    assert done.returncode == 0, done.stdout.decode()
+def test_the_package_keeps_the_rule(capsys: pytest.CaptureFixture[str]) -> None:
+    assert handlers.main() == 0, capsys.readouterr().out
+
+
+def test_more_uses_than_the_limit_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(handlers, "MOST", 3)
+    assert handlers.main() == 1
+    assert "uses of raised_here and suppress_here, more than 3" in capsys.readouterr().out
