@@ -51,6 +51,7 @@ lint: .venv/test.stamp
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/python tools/prose.py
 	$(BIN)/python tools/names.py
+	$(BIN)/python tools/handlers.py
 
 typecheck: .venv/test.stamp
 	$(BIN)/mypy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from nc10d.base.signal_errors import raised_here
+from nc10d.base.run_to_end import off_main
 from nc10d.ops.reductions import KINDS
 
 _MEANT = {word: kind.name for kind in KINDS for word in kind.synonyms.split()}
@@ -20,10 +20,11 @@ def advice_for(op: object) -> str:
     return "" if named is None else f": use ReduceOp.{named}"
 
 
+@off_main
 def _name(op: object) -> str:
     """Return the name under which `op` would be pickled; the repr if that is no name."""
     try:
         found = op.__reduce_ex__(4)
-    except raised_here(Exception):
+    except Exception:  # noqa: BLE001  (of the caller's code)
         found = None
     return found if isinstance(found, str) else repr(op)

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nc10d.base.resolve import resolve
-from nc10d.base.signal_errors import raised_here
+from nc10d.base.run_to_end import off_main
 from nc10d.errors import AuthError
 
 FILE, VALUE, INSECURE = "NC10D_TOKEN_FILE", "NC10D_TOKEN", "NC10D_INSECURE"
@@ -69,6 +69,7 @@ def _parse_token(text: str, where: str) -> bytes:
     return bytes.fromhex(text.strip())
 
 
+@off_main
 def _read_secret_file(path: Path) -> str:
     try:
         with open(path, opener=_open_without_waiting) as file:
@@ -90,7 +91,7 @@ def _read_secret_file(path: Path) -> str:
                     "have read it"
                 )
             return file.read(4096)
-    except raised_here(OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise AuthError(
             f"cannot read the token file {path} ({FILE}): {reason}; {_HOW_TO_MAKE}"
@@ -129,15 +130,16 @@ def exposed_error(what: str) -> AuthError:
     )
 
 
+@off_main
 def reachable(host: str) -> bool:
     """Return whether `host`, an address or a name, may be reachable from other machines."""
     try:
         return not ipaddress.ip_address(host).is_loopback
-    except raised_here(ValueError):
+    except ValueError:
         pass
     try:
         found = resolve(host, 0)
-    except raised_here(OSError):
+    except OSError:
         return False
     return any(not ipaddress.ip_address(str(info[4][0])).is_loopback for info in found)
 

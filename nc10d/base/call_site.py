@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import CodeType, FrameType
 
+from nc10d.base.run_to_end import callers
 from nc10d.base.signal_errors import raised_here
 
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
@@ -80,10 +81,13 @@ def text_at(name: str, line: int) -> str:
 
 def here() -> str:
     """Return the line of the user's program that this thread's call comes from, or ""."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_users(frame.f_code.co_filename):
-        frame = frame.f_back
-    return "" if frame is None else text_at(frame.f_code.co_filename, frame.f_lineno or 0)
+    for innermost in (sys._getframe(1), *callers.get(threading.get_ident(), ())):
+        frame: FrameType | None = innermost
+        while frame is not None and not is_users(frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is not None:
+            return text_at(frame.f_code.co_filename, frame.f_lineno or 0)
+    return ""
 
 
 def _folder() -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from numbers import Real
@@ -42,13 +42,14 @@ def seconds(timeout: Timeout) -> float:
 
 @dataclass(slots=True)  # not frozen: each call would pay for that
 class Deadline:
-    """An absolute time, in seconds of `monotonic`; math.inf means never. Only `excuse` moves it.
+    """An absolute time, in seconds of `monotonic`; math.inf means never.
 
     `limit` is the original timeout, for error texts; math.inf if unknown.
     """
 
     at: float
     limit: float = math.inf
+    _why: BaseException = field(init=False, repr=False, compare=False)
 
     @classmethod
     def after(cls, timeout: Timeout) -> Deadline:
@@ -58,7 +59,16 @@ class Deadline:
 
     def excuse(self, seconds: float) -> None:
         """Move the end by `seconds` that do not count, for all waiters."""
-        self.at += seconds
+        self.at += seconds  # -inf, after `cancel`, stays
+
+    def cancel(self, why: BaseException) -> None:
+        """End now all waits until this deadline, for an error of a handler in the main thread."""
+        assert self is not NEVER, "it is shared"
+        self._why, self.at = why, -math.inf
+
+    def cancelled(self) -> BaseException | None:
+        """Return the error of `cancel`, None without one."""
+        return self._why if self.at == -math.inf else None
 
     def remaining(self) -> float:
         """Return the seconds left, never below 0; math.inf when there is no limit."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from nc10d.base.signal_errors import Thread, raised_here
+from nc10d.base.signal_errors import Thread
 from nc10d.base.variables import seconds_of
 
 VARIABLE = "NC10D_DNS_TIMEOUT"
@@ -24,14 +24,15 @@ def dns_seconds() -> float:
 def resolve(host: str, port: int, limit: float = DEFAULT_SECONDS) -> _Found:
     """Return the stream addresses of `host`, in the system's order; blocks for `limit` seconds.
 
-    socket.gaierror if the name is not known, or the name servers have not answered by then.
+    Called off the main thread. socket.gaierror if the name is not known, or the name servers have
+    not answered by then.
     """
     look_up = partial(socket.getaddrinfo, port=port, type=socket.SOCK_STREAM)
     try:
         # As bytes: a str goes through a codec in Python, which raises a copy of an error that a
         # signal's handler raises meanwhile.
         return look_up(host.encode("ascii"), flags=socket.AI_NUMERICHOST)
-    except raised_here(OSError, UnicodeError):
+    except (OSError, UnicodeError):
         pass
     answers: list[_Found | OSError] = []
 

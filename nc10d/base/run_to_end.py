@@ -1,8 +1,8 @@
-"""Calls that come to their end even if a signal's handler raises meanwhile.
+"""Calls off the main thread, where no signal's handler raises amid them.
 
-An error amid an import, or amid a library's change of its tables, may leave both broken. Python's
-import and Numba also drop some errors that come amid their work. Python runs handlers in the main
-thread alone. So such work runs on a thread of its own, and the main thread only waits.
+Python runs handlers in the main thread alone. A handler's error amid an import, a library's change
+of its tables or a protocol with peers would break them, or be taken for an error of theirs. So such
+work runs on a thread of its own, and the main thread only waits.
 """
 
 from __future__ import annotations
@@ -15,25 +15,37 @@ import sys
 import threading
 from collections.abc import Callable
 from contextvars import copy_context
-from functools import partial
+from functools import partial, wraps
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 SLICE = 0.05
 """Seconds until the main thread sees a signal that came just before the wait began."""
 compiling = threading.RLock()
 """Held while anything is compiled or loaded. A fork waits for this, so that a child can compile."""
 _running: dict[int, _thread.LockType] = {}
-"""The lock that each thread of `run_to_end` holds until it ends."""
+"""What each thread of `run_to_end` holds until its end, where its result can't be dropped."""
+callers: dict[int, list[FrameType]] = {}
+"""The main thread's frames that have called `run_to_end`, by the thread that makes the call."""
 
 
-def run_to_end(call: Callable[[], T]) -> T:
+def run_to_end(
+    call: Callable[[], T],
+    cancel: Callable[[BaseException], None] | None = None,
+    drop: Callable[[T], object] | None = None,
+    grace: float = 0.0,
+) -> T:
     """Return `call()`, made by another thread; a handler's error leaves the main thread at once.
 
     Any other thread makes the call itself. So does the main thread amid an import: the other thread
     could wait for a module whose lock the main thread holds. No lock that `call` takes may be held.
+
+    A fork and the end of Python wait for the end of `call`, unless `drop` takes a result that comes
+    after a handler's error. `cancel(error)` then ends the call's waits, and the error waits for up
+    to `grace` seconds for the end of the call.
     """
     if threading.get_ident() != threading.main_thread().ident or _amid_import():
         return call()
@@ -41,29 +53,63 @@ def run_to_end(call: Callable[[], T]) -> T:
     errors: list[BaseException] = []
     held = _thread.allocate_lock()
     held.acquire()
+    # In a list: `from_handler` knows a handler by the frame among its local values.
+    caller = [sys._getframe(1)]
 
     def run() -> None:
         thread = _thread.get_ident()
-        _running[thread] = held
+        callers[thread] = caller
+        if drop is None:
+            _running[thread] = held
         try:
-            results.append(call())
+            found = call()
+            results.append(found)
+            if drop is not None and is_left() and results:
+                drop(results.pop())
         except BaseException as error:  # noqa: BLE001  (the main thread raises it)
             errors.append(error)
         finally:
-            del _running[thread]
+            _running.pop(thread, None)
+            del callers[thread]
+            # Python 3.11 lists a thread that has asked for itself, or joined another, for ever.
+            threading._active.pop(thread, None)  # type: ignore[attr-defined]
             held.release()
 
     try:
         # Not a Thread, whose start is Python code, which an error may leave with a lock taken.
         _thread.start_new_thread(copy_context().run, (run,))
-    except RuntimeError as error:
-        if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
-            raise  # from a handler, which is a function of Python
-        return call()  # no thread can start: Python is ending, or there are too many
-    _wait_for(held)
-    if errors:
-        raise errors.pop()
-    return results[0]
+        _wait_for(held)
+        if not errors:
+            return results.pop()
+    except BaseException as error:
+        trace = error.__traceback__
+        if isinstance(error, RuntimeError) and trace is not None and trace.tb_next is None:
+            return call()  # no thread can start: Python is ending, or there are too many
+        if drop is not None:
+            caller.clear()
+            if cancel is not None:
+                cancel(error)
+            if not (results or errors):
+                held.acquire(timeout=grace)
+            if results:
+                drop(results.pop())
+        raise
+    raise errors.pop()
+
+
+def is_left() -> bool:
+    """Return whether a handler's error has left this thread's call, whose result is dropped."""
+    return callers.get(_thread.get_ident()) == []
+
+
+def off_main(function: Callable[P, T]) -> Callable[P, T]:
+    """Have `run_to_end` make all calls of the decorated function: no handler raises in them."""
+
+    @wraps(function)
+    def caller(*args: P.args, **kwargs: P.kwargs) -> T:
+        return run_to_end(partial(function, *args, **kwargs))
+
+    return caller
 
 
 def import_to_end(module: str) -> Any:
@@ -101,10 +147,18 @@ def _before_fork() -> None:
 
 def _in_child() -> None:
     _running.clear()  # a forked child has no other threads
+    callers.clear()
     compiling.release()
 
 
 os.register_at_fork(
     before=_before_fork, after_in_parent=compiling.release, after_in_child=_in_child
 )
-atexit.register(_wait_for_ends)  # Python must not end amid a call of LLVM
+
+
+@atexit.register
+def _at_exit() -> None:
+    """Let Python end, but not amid a call of LLVM."""
+    _wait_for_ends()
+    with compiling:
+        pass

@@ -4,7 +4,7 @@ A handler runs in the middle of any call and may raise any exception, a TimeoutE
 as well. Such an exception belongs to the user: it must leave a blocking call as it is. So an except
 clause for such types names them by `raised_here`, and `suppress_here` replaces contextlib.suppress.
 Other threads must be able to go on afterwards: Condition, Event and Thread replace Python's own.
-What such an error would break, an import or a compilation, runs by `run_to_end`.
+All that is long enough for a thread's start runs off the main thread (run_to_end.py) instead.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, TypeVar
 
 from nc10d.base.deadline import NEVER, Deadline
@@ -94,8 +94,10 @@ class _Awaited:
 
     def _wake(self) -> None:
         for asleep in tuple(self._waiting):
-            with suppress_here(RuntimeError):  # the thread has been woken already
+            try:
                 asleep.release()
+            except raised_here(RuntimeError):
+                pass  # the thread has been woken already
 
 
 class Condition(_Awaited):
@@ -230,18 +232,10 @@ class Thread(threading.Thread):
         return True
 
 
-class suppress_here:
+@contextmanager
+def suppress_here(*kinds: type[BaseException]) -> Iterator[None]:
     """Suppress errors of some kinds in a with-block, unless a signal's handler raised them."""
-
-    __slots__ = ("_kinds",)
-
-    def __init__(self, *kinds: type[BaseException]) -> None:
-        self._kinds = kinds
-
-    def __enter__(self) -> None:
-        """Begin the block."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> bool:
-        return isinstance(error, self._kinds) and not from_handler(error)
+    try:
+        yield
+    except raised_here(*kinds):
+        pass

@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 
-from nc10d.base.signal_errors import raised_here
+from nc10d.base.run_to_end import off_main
 
 PREFIX = "NC10D_"
 _SWITCH, _ONE, _SECONDS = "0|1", "1", r"\d+(\.\d*)?"
@@ -51,12 +51,13 @@ VARIABLES = {
 _OF_TESTS = ("NC10D_EMULATED_", "NC10D_REQUIRE_", "NC10D_SCHEDULES")
 
 
+@off_main
 def seconds_of(name: str, default: float, least: float = 0.0, most: float = math.inf) -> float:
     """Return the seconds that a variable gives, `default` without it; ValueError if malformed."""
     text = os.environ.get(name) or default
     try:
         seconds = float(text)
-    except raised_here(ValueError):
+    except ValueError:
         seconds = math.nan
     if not least <= seconds <= most:
         raise ValueError(f"{name} is a number of seconds, {least:g} or more: {text!r}")

@@ -18,8 +18,7 @@ from collections.abc import Callable
 
 from nc10d.base.call_site import called, here
 from nc10d.base.deadline import Deadline, monotonic
-from nc10d.base.run_to_end import import_to_end
-from nc10d.base.signal_errors import raised_here
+from nc10d.base.run_to_end import import_to_end, off_main
 from nc10d.base.text import digest, in_seconds
 
 FIRST_SECONDS = 3.0
@@ -58,6 +57,7 @@ class WaitReport:
         logging = import_to_end("logging")
         logging.getLogger("nc10d").warning("nc10d: %s: %s", call, reason)
 
+    @off_main
     def _take_role(self, subject: str) -> bool:
         """Take the role of speaker for the ranks of the host; return False if it is taken."""
         # A job's ranks on a host have the same parent, as a rule; strangers must not be silenced.
@@ -68,7 +68,7 @@ class WaitReport:
         try:
             role = self._role = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             role.bind(f"\0nc10d-wait-{name}")
-        except raised_here(OSError) as error:  # also where no descriptor is left
+        except OSError as error:  # also where no descriptor is left
             self._leave_role()
             return error.errno != errno.EADDRINUSE
         self._role_name = name

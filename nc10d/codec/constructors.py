@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from nc10d.arrays.dtypes import DType, dtype_of
-from nc10d.codec.decoder import Array, Locate, call_user
+from nc10d.codec.decoder import Array, Locate, decoded
 from nc10d.codec.type_registry import codec_named, codec_of
 from nc10d.errors import CodecError
 
@@ -66,7 +66,7 @@ def array_from(code: object, shape: object, content: object, name: object = None
         return _value(code, shape, content, name)
     with located(None):  # the user's functions may decode other objects
         value = _value(code, shape, content, name)
-        return value if shape is None else call_user("map_location", locate, value)
+        return value if shape is None else decoded("map_location failed", locate, value)
 
 
 def _value(code: object, shape: object, content: object, name: object) -> object:
@@ -81,7 +81,7 @@ def _value(code: object, shape: object, content: object, name: object) -> object
     codec = codec_named(name)
     if codec.move is None:
         raise CodecError(f"{name!r} is no type of arrays")
-    return call_user(f"the decoder of {name!r}", codec.decode, array)
+    return decoded(f"the decoder of {name!r} failed", codec.decode, array)
 
 
 def _array(code: int, shape: object, content: bytes) -> Array:

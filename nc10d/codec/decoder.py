@@ -167,7 +167,9 @@ class _Decoder:
         return self._located(value) if _is_array(frame) else value
 
     def _located(self, array: object) -> object:
-        return array if self._locate is None else call_user("map_location", self._locate, array)
+        return (
+            array if self._locate is None else decoded("map_location failed", self._locate, array)
+        )
 
     def _open(self, tag: Tag, hashed: bool) -> None:
         count = 2 if tag is Tag.OBJECT else self.unpack(tags.COUNT)[0]
@@ -271,17 +273,20 @@ def _dict(items: list[Any]) -> dict[object, object]:
 def _object(items: list[Any]) -> object:
     name, state = items
     codec = codec_named(name)
-    return call_user(f"the decoder of {codec.name!r}", codec.decode, state)
+    return decoded(f"the decoder of {codec.name!r} failed", codec.decode, state)
 
 
-def call_user(name: str, function: Callable[[Any], object], argument: object) -> Any:
-    """Call a user's function on a received value; CodecError if the function fails."""
+def decoded(failure: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return `function(*arguments)`; CodecError begins with `failure` if the call fails.
+
+    For calls that may run the user's code, which may raise anything.
+    """
     try:
-        return function(argument)
+        return function(*arguments)
     except CodecError:
         raise
     except raised_here(Exception) as error:
-        raise CodecError(f"{name} failed: {type(error).__name__}: {error}") from error
+        raise CodecError(f"{failure}: {type(error).__name__}: {error}") from error
 
 
 _BUILD: dict[int, Callable[[list[Any]], object]] = {

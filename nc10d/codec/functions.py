@@ -18,8 +18,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from nc10d.base.run_to_end import import_to_end
-from nc10d.base.signal_errors import raised_here
+from nc10d.base.run_to_end import import_to_end, off_main
 
 
 def dumps(value: Any, with_main: bool = False) -> bytes:
@@ -90,10 +89,11 @@ class _Pickler(pickle.Pickler):
                 ) from error
 
 
+@off_main
 def _class_by_value(kind: type) -> object:
     try:
         cloudpickle = import_to_end("cloudpickle")
-    except raised_here(ImportError):
+    except ImportError:
         name = f"{kind.__module__}.{kind.__qualname__}"
         raise TypeError(
             f"class {name} cannot be sent to another process: put it in a module, or install "

@@ -31,8 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nc10d.base.error_wire import message_of
-from nc10d.base.signal_errors import raised_here
-from nc10d.codec.decoder import Array, Bytes, Locate, Payload, aligned, decode, rounded
+from nc10d.codec.decoder import Array, Bytes, Locate, Payload, aligned, decode, decoded, rounded
 from nc10d.codec.plain import decode_plain
 from nc10d.codec.tags import COUNT
 from nc10d.errors import CodecError
@@ -284,14 +283,13 @@ def encode_pickled(value: object) -> EncodedMessage:
 
 def decode_pickled(header: memoryview, payload: Payload) -> Any:
     """Unpickle, which can run any code that the sender chose; CodecError for every failure."""
-    try:
-        count = COUNT.unpack_from(header)[0]
-        start = COUNT.size + 8 * count
-        sizes = struct.unpack_from(f"<{count}q", header, COUNT.size)
-        chunks = [payload.take(nbytes) for nbytes in sizes]
-        payload.finish()
-        return pickle.loads(header[start:], buffers=chunks)
-    except CodecError:
-        raise
-    except raised_here(Exception) as error:  # a pickle runs code, which may raise anything
-        raise CodecError(f"a pickle can't be read: {type(error).__name__}: {error}") from error
+    return decoded("a pickle can't be read", _unpickled, header, payload)
+
+
+def _unpickled(header: memoryview, payload: Payload) -> Any:
+    count = COUNT.unpack_from(header)[0]
+    start = COUNT.size + 8 * count
+    sizes = struct.unpack_from(f"<{count}q", header, COUNT.size)
+    chunks = [payload.take(nbytes) for nbytes in sizes]
+    payload.finish()
+    return pickle.loads(header[start:], buffers=chunks)

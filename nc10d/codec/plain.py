@@ -29,7 +29,7 @@ import numpy.typing as npt
 from nc10d.base.signal_errors import raised_here
 from nc10d.codec import opcodes
 from nc10d.codec.constructors import array_from, call_for, located
-from nc10d.codec.decoder import Bytes, Locate
+from nc10d.codec.decoder import Bytes, Locate, decoded
 from nc10d.errors import CodecError
 
 LARGEST_STREAM = 1 << 20
@@ -118,16 +118,12 @@ def decode_plain(stream: Bytes, locate: Locate = None) -> Any:
 
     `locate` is as in nc10d.codec.decoder.
     """
+    malformed = "the message of a plain object is malformed"
     if stream.size > LARGEST_STREAM or not is_plain(stream):
-        raise CodecError("the message of a plain object is malformed")
-    try:
-        with located(locate):
-            return pickle.loads(stream.data)
-    except CodecError:
-        raise
-    except raised_here(Exception) as error:
-        # For text that is no UTF-8, a key that can't be hashed, a frame that is cut.
-        raise CodecError(f"the message of a plain object is malformed: {error}") from error
+        raise CodecError(malformed)
+    # It may still hold text that is no UTF-8, a key that can't be hashed, a frame that is cut.
+    with located(locate):
+        return decoded(malformed, pickle.loads, stream.data)
 
 
 _KEPT = 1 << 16

@@ -14,8 +14,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from nc10d.base.run_to_end import import_to_end
-from nc10d.base.signal_errors import raised_here
+from nc10d.base.run_to_end import import_to_end, off_main
 from nc10d.errors import CudaError, UnsupportedPlatform
 
 _EXTRA = 'pip install ".[cu12]" in a checkout of nc10d (or cu13, for a driver of CUDA 13)'
@@ -24,6 +23,7 @@ SUCCESS, NOT_READY = 0, 600
 
 
 @functools.cache
+@off_main
 def driver() -> Any:
     """Return the module cuda.bindings.driver, initialised; UnsupportedPlatform if it can't be."""
     library = os.environ.get("NC10D_CUDA_LIBRARY")
@@ -32,7 +32,7 @@ def driver() -> Any:
         ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
     try:
         driver = import_to_end("cuda.bindings.driver")
-    except raised_here(ImportError) as error:
+    except ImportError as error:
         raise UnsupportedPlatform(f"CUDA needs the package cuda-bindings: {_EXTRA}") from error
     try:
         (code,) = driver.cuInit(0)

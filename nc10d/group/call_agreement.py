@@ -17,7 +17,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from nc10d.base.promise import copy_to_raise
-from nc10d.base.signal_errors import raised_here, suppress_here
+from nc10d.base.run_to_end import off_main
+from nc10d.base.signal_errors import raised_here
 from nc10d.base.stored import read_stored, whole
 from nc10d.base.text import digest
 from nc10d.errors import CollectiveMismatch, RendezvousError, StoreError
@@ -72,19 +73,21 @@ class GroupCalls:
         try:
             yield
         except raised_here(RendezvousError) as error:
-            calls = [f"rank {self._rank} {call}"]
-            with suppress_here(StoreError):  # the store may be the reason
-                calls += self._others(members)
+            calls = [f"rank {self._rank} {call}", *self._others(members)]
             whole = copy_to_raise(error)
             whole.args = (f"{error}; latest calls: {', '.join(calls)}",)
             raise whole from None
 
+    @off_main
     def _others(self, members: Sequence[int]) -> list[str]:
         """Return the latest local calls of `members`, and all ranks' next call if there is one."""
         keys = {f"local/{rank}": f"rank {rank} " for rank in members if rank != self._rank}
         keys[_key(self._made + 1)] = "rank "
         store = self._store
-        found = {key: store.get(key) for key in keys if store.check([key])}
+        try:
+            found = {key: store.get(key) for key in keys if store.check([key])}
+        except StoreError:  # the store may be the reason
+            return []
         return [
             f"{keys[key]}{text[:_LONGEST].decode(errors='replace')}" for key, text in found.items()
         ]

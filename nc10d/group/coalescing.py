@@ -19,6 +19,7 @@ from nc10d.arrays.access import arrays_of
 from nc10d.arrays.buffer import as_buffer, device_type, single_device_types
 from nc10d.arrays.interop import address_finder, map_arrays, map_to_numpy, numpy_view, unowned_views
 from nc10d.base.deadline import Deadline, Timeout, seconds
+from nc10d.base.signal_errors import raised_here
 from nc10d.group.dispatch import Dispatcher
 from nc10d.ops import AllReduce, AllReduces, Array, Op, Recv, ReduceOp, RepeatedOps
 from nc10d.work import Work
@@ -244,7 +245,7 @@ class Plan:
         """Make new views of other libraries' arrays, if an array has other memory now."""
         try:
             addresses = [*map(self._find, self._arrays)]
-        except (RuntimeError, TypeError):
+        except raised_here(RuntimeError, TypeError):
             addresses = []  # one is no array any more: the launch will say so
         if addresses != self._addresses:
             seen = {place: map_to_numpy(op) for place, op in self._given.items()}

@@ -22,6 +22,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -210,7 +211,9 @@ class FlightRecorder:
 
     def dump_on_failure(self, folder: Path) -> None:
         """Have the group write a dump into a folder when the group fails."""
-        self._backend.observe_failure(lambda error: _write(self, folder, error=error))
+        self._backend.observe_failure(
+            lambda error: write_or_warn(lambda: self.write(folder, error=error), folder)
+        )
 
     def write(self, folder: Path, why: str = "asked for", error: DistError | None = None) -> Path:
         """Write the dump into a folder, made if missing; return the file's path."""
@@ -244,11 +247,12 @@ def dump_automatically(group: ProcessGroup, device: str = "cpu") -> None:
         _dump_on_signal(signal_name, Path(folder))
 
 
-def _write(recorder: FlightRecorder, folder: Path, **why: Any) -> None:
+def write_or_warn(write: Callable[[], object], place: object) -> None:
+    """Call `write`; an OSError becomes a warning, as the group's own error must still be raised."""
     try:
-        recorder.write(folder, **why)
-    except raised_here(OSError) as error:  # the group's own error must still be raised
-        _log.warning("cannot write a dump to %s: %s", folder, error)
+        write()
+    except raised_here(OSError) as error:
+        _log.warning("cannot write a dump to %s: %s", place, error)
 
 
 def _dump_on_signal(name: str, folder: Path) -> None:
@@ -267,7 +271,9 @@ def _dump_on_signal(name: str, folder: Path) -> None:
         for group, devices in [*_recorded.items()]:
             for device in devices:
                 with suppress_here(DistError):  # the group is closed, or the parent process's
-                    _write(FlightRecorder(group, device), folder, why=f"signal {number.name}")
+                    recorder = FlightRecorder(group, device)
+                    why = f"signal {number.name}"
+                    write_or_warn(partial(recorder.write, folder, why=why), folder)
         if callable(before):
             before(received, frame)
 

@@ -19,10 +19,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from nc10d.base.signal_errors import raised_here
+from nc10d.base.run_to_end import off_main
 from nc10d.errors import RendezvousError
 
 Environment = Mapping[str, str]
+_NUMBER = re.compile(r"\s*[+-]?\d+\s*")
 _FIRST_PORT, _PORTS = 10000, 20000
 
 
@@ -126,10 +127,9 @@ def _number(environment: Environment, *names: str) -> int:
 
 
 def _parse_int(name: str, text: str) -> int:
-    try:
-        return int(text)
-    except raised_here(ValueError):
-        raise RendezvousError(f"{name}={text!r} is not a number") from None
+    if not _NUMBER.fullmatch(text):
+        raise RendezvousError(f"{name}={text!r} is not a number")
+    return int(text)
 
 
 def _port(text: str) -> int:
@@ -194,6 +194,7 @@ def _job(
     )
 
 
+@off_main
 def launcher_ancestor() -> str:
     """Identify the launcher's process: the nearest ancestor with the name of a launcher.
 
@@ -212,7 +213,7 @@ def _process(pid: int) -> tuple[str, int, str]:
     """Return a process's name, parent and start (proc(5): fields 2, 4 and 22 of its stat)."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")  # a name may be any bytes
-    except raised_here(OSError):
+    except OSError:
         return "", 0, ""
     begin, end = stat.index("(") + 1, stat.rindex(")")
     rest = stat[end + 2 :].split()

@@ -40,8 +40,7 @@ from numba.core.registry import cpu_target
 from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
 
-from nc10d.base.run_to_end import compiling, run_to_end
-from nc10d.base.signal_errors import raised_here, suppress_here
+from nc10d.base.run_to_end import compiling, is_left, run_to_end
 from nc10d.kernels.cache_dir import (
     KERNEL_SOURCES,
     LOCK_SECONDS,
@@ -104,6 +103,8 @@ def made_once(made: dict[str, Any], name: str, make: Callable[[], Any]) -> Any:
     """Return the result from `make`, which runs once per `name`, for the first thread that asks."""
     found = made.get(name)
     if found is None:
+        if is_left():
+            raise RuntimeError(f"{name} is needed no more: a handler's error has left the call")
 
         def find_or_make() -> Any:
             with compiling:
@@ -205,7 +206,7 @@ def _load_or_compile(cache: CodeFile, run: Callable[[], object]) -> None:
         try:
             limit = LOCK_SECONDS if _waits.get() else 0.0
             held.enter_context(exclusive(cache.path.with_suffix(".lock"), limit))
-        except raised_here(BlockingIOError) as error:
+        except BlockingIOError as error:
             raise Elsewhere(cache.name) from error
         if cache.path.exists():  # another process has compiled it meanwhile
             run()
@@ -248,7 +249,7 @@ class CodeFile:
         # functions.
         try:
             blob = self.path.read_bytes()
-        except raised_here(FileNotFoundError):
+        except FileNotFoundError:
             return None
         rtsys.initialize(target)
         checksum, data = blob[:32], blob[32:]
@@ -262,7 +263,7 @@ class CodeFile:
         assert not result.lifted, f"{self.name} can't be kept"
         assert not result.library.has_dynamic_globals, f"{self.name} holds a process's addresses"
         data = dumps((self._key, result._reduce()))
-        with suppress_here(OSError):
+        with contextlib.suppress(OSError):
             replace(self.path, hashlib.sha256(data).digest() + data)
 
 
@@ -270,7 +271,7 @@ def _text_of_cell(cell: CellType) -> str:
     """Return what tells a value of a closure from others, and is the same when it is made again."""
     try:
         value = cell.cell_contents
-    except raised_here(ValueError):
+    except ValueError:
         return "empty"
     return getattr(value, "__qualname__", None) or repr(value)
 
@@ -279,7 +280,7 @@ def _text_of_cell(cell: CellType) -> str:
 def _file_digest(name: str) -> str:
     try:
         return hashlib.sha256(Path(name).read_bytes()).hexdigest()
-    except raised_here(OSError):
+    except OSError:
         return name
 
 

@@ -23,7 +23,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from nc10d.base.deadline import Deadline
-from nc10d.base.signal_errors import raised_here, suppress_here
 
 PACKAGE = Path(__file__).resolve().parent.parent
 # The sources that can change a kernel's machine code, and all other machine code (which may contain
@@ -45,7 +44,7 @@ def code_folder(sources: tuple[str, ...], parts: tuple[object, ...]) -> Path:
     """
     name = _digest(sources, parts)
     for root in roots():
-        with suppress_here(OSError):
+        with contextlib.suppress(OSError):
             (root / name).mkdir(mode=0o700, exist_ok=True)
         if distrust(root / name) is None:
             return root / name
@@ -81,7 +80,7 @@ def roots() -> tuple[Path, ...]:
     asked = os.environ.get("NC10D_CACHE_DIR")
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     wanted = [Path(asked) if asked else Path(home) / "nc10d"]
-    with suppress_here(FileNotFoundError):  # no folder for temporary files
+    with contextlib.suppress(FileNotFoundError):  # no folder for temporary files
         wanted.append(Path(tempfile.gettempdir()) / f"nc10d-{os.geteuid()}")
     made = [make_folder(folder) for folder in wanted]
     # Resolved once: the path that is looked at is the path that is used, without links.
@@ -96,7 +95,7 @@ def roots() -> tuple[Path, ...]:
 def _throw_away() -> Path:
     try:
         folder = Path(tempfile.mkdtemp(prefix="nc10d-"))
-    except raised_here(OSError):
+    except OSError:
         return Path("/nonexistent")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
@@ -108,7 +107,7 @@ def make_folder(folder: Path) -> str | None:
         for path in [*reversed(folder.parents), folder]:
             if not path.exists():
                 path.mkdir(mode=0o700 if path == folder else 0o755, exist_ok=True)
-    except raised_here(OSError) as error:
+    except OSError as error:
         return f"{folder}: {error.strerror}"
     return None
 
@@ -122,7 +121,7 @@ def distrust(folder: Path) -> str | None:
     try:
         path = [*reversed(folder.parents), folder]
         return weakness([(str(part), part.lstat()) for part in path], os.geteuid())
-    except raised_here(OSError) as error:
+    except OSError as error:
         return f"{folder}: {error.strerror}"
 
 
@@ -151,8 +150,7 @@ def replace(path: Path, data: bytes) -> None:
             file.write(data)
         os.replace(name, path)
     except BaseException:
-        with suppress_here(FileNotFoundError):  # a signal came after the replacement
-            os.unlink(name)
+        os.unlink(name)
         raise
 
 
@@ -167,14 +165,14 @@ def exclusive(path: Path, limit: float = LOCK_SECONDS) -> Iterator[bool]:
     """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except raised_here(OSError):
+    except OSError:
         yield False
         return
     try:
         yield _locked(fd, limit)
     finally:
         # Unlocked first: a child that was forked meanwhile shares the open file.
-        with suppress_here(OSError):
+        with contextlib.suppress(OSError):
             fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
 
@@ -185,10 +183,10 @@ def take_for_life(path: Path) -> bool:
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except raised_here(BlockingIOError):
+    except BlockingIOError:
         os.close(fd)
         return False
-    except raised_here(OSError):
+    except OSError:
         pass
     return True
 
@@ -200,10 +198,10 @@ def _locked(fd: int, limit: float) -> bool:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
-        except raised_here(BlockingIOError):
+        except BlockingIOError:
             if limit == 0:
                 raise
-        except raised_here(OSError):
+        except OSError:
             return False
         if deadline.expired():
             return False

@@ -18,7 +18,7 @@ from llvmlite import ir
 from numba import types
 
 from nc10d.arrays.dtypes import DType
-from nc10d.base.run_to_end import import_to_end
+from nc10d.base.run_to_end import import_to_end, off_main
 from nc10d.errors import UnsupportedPlatform
 from nc10d.kernels.cache_dir import KERNEL_SOURCES, code_folder, exclusive, replace
 from nc10d.kernels.gpu_pack import THREADS, Target, cast_body, copy_body, supports
@@ -33,6 +33,7 @@ _SIGNATURE = types.void(types.int64, types.int64, types.float64, types.int64)
 
 
 @functools.cache
+@off_main
 def kernel_ptx(src: DType, dst: DType, scaled: bool, capability: tuple[int, int]) -> str:
     """Return PTX with a kernel: dst = src, or dst = src * factor where `scaled` or cast.
 

@@ -19,7 +19,6 @@ from llvmlite import ir
 from numba import types
 
 from nc10d.arrays.dtypes import DType
-from nc10d.base.signal_errors import raised_here
 from nc10d.kernels.cache import address_of
 from nc10d.kernels.loops import compile_kernel
 from nc10d.kernels.simd import DOUBLE, STORED, Builder, Value, emits, load, spread, store, vector
@@ -31,7 +30,7 @@ def _stream_bytes(least: int = 8 << 20) -> int:
     """Return a quarter of the last cache in bytes, if the system shows it; at least `least`."""
     try:
         text = _LAST_CACHE.read_text().strip()
-    except raised_here(OSError):
+    except OSError:
         return least
     return max(least, int(text[:-1]) * 1024 // 4) if text.endswith("K") else least
 

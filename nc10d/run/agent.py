@@ -7,6 +7,7 @@ ranks; a failed attempt is followed by another while restarts are left.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import signal
@@ -17,7 +18,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from nc10d.base.signal_errors import suppress_here
 from nc10d.run import report, shutdown
 from nc10d.run.environment import LaunchedJob, rank_environment
 from nc10d.run.launch_options import LaunchRequest
@@ -78,7 +78,7 @@ def run(job: LaunchedJob, request: LaunchRequest) -> int:
 
 def write_message(text: str) -> None:
     """Write a launcher's message to stderr, if that is possible."""
-    with suppress_here(OSError):
+    with contextlib.suppress(OSError):
         sys.stderr.write(text)
         sys.stderr.flush()
 

@@ -9,7 +9,6 @@ from collections.abc import MutableMapping, Sequence
 
 from nc10d.auth.token import VALUE, insecure, job_token, new_token, require_token
 from nc10d.base import variables
-from nc10d.base.signal_errors import raised_here
 from nc10d.errors import AuthError, StoreError, UnsupportedPlatform
 from nc10d.run.launch_options import LaunchRequest, read
 from nc10d.run.nodes import joined
@@ -34,18 +33,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         made = ensure_token(request, os.environ)
         with joined(request, agent.write_message, made) as job:
             return agent.run(job, request)
-    except raised_here(BrokenPipeError):
+    except BrokenPipeError:
         # Our output's reader has left. Python would complain again when it flushes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return BROKEN_PIPE
     except OutputError as error:
         agent.write_message(f"nc10d-run: {error}\n")
         return 1
-    except raised_here(OSError) as error:
+    except OSError as error:
         advice = "; raise the limit, ulimit -n" if error.errno == errno.EMFILE else ""
         agent.write_message(f"nc10d-run: cannot start the ranks: {error}{advice}\n")
         return NOT_RUNNABLE
-    except raised_here(AuthError, StoreError, UnsupportedPlatform) as error:
+    except (AuthError, StoreError, UnsupportedPlatform) as error:
         agent.write_message(f"nc10d-run: {error}\n")
         return 1
 

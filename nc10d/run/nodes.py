@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from nc10d.base.resolve import resolve
-from nc10d.base.signal_errors import raised_here, suppress_here
 from nc10d.base.stored import read_number
 from nc10d.errors import StoreError, StoreTimeout
 from nc10d.run.environment import LaunchedJob
@@ -59,13 +58,13 @@ def _open(request: LaunchRequest, hosts: bool, same_user: bool) -> tuple[TCPStor
         except PortTaken as error:
             if not request.by_arrival:
                 raise StoreError(f"cannot host the store: {error}") from error
-        except raised_here(StoreError) as error:
+        except StoreError as error:
             raise StoreError(f"cannot host the store: {error}") from error
         else:
             return store, True
     try:
         return TCPStore(*where, timeout=request.patience), False
-    except raised_here(StoreError) as error:
+    except StoreError as error:
         raise StoreError(f"cannot reach node 0: {error}") from error
 
 
@@ -83,11 +82,11 @@ def _agree(
     keys = [str(node) for node in range(job.nnodes)]
     try:
         common.wait(keys, min(QUIET, request.patience))
-    except raised_here(StoreTimeout):
+    except StoreTimeout:
         say(f"nc10d-run: waiting for {_missing(common, keys)}\n")
         try:
             common.wait(keys, max(0.001, request.patience - QUIET))
-        except raised_here(StoreTimeout) as error:
+        except StoreTimeout as error:
             late = f"{_missing(common, keys)} did not come within {request.patience:g} s"
             raise StoreError(
                 f"{late}: start it with the same --rdzv-endpoint, --rdzv-id and --nnodes, or wait "
@@ -104,7 +103,7 @@ def _missing(store: Store, keys: list[str]) -> str:
 
 def is_local(host: str) -> bool:
     """Return whether `host`, an address or a name, is this machine's."""
-    with suppress_here(OSError):
+    with contextlib.suppress(OSError):
         found = resolve(host, 0)
         with socket.socket(found[0][0], socket.SOCK_STREAM) as probe:
             probe.bind(found[0][4])

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from nc10d.base.signal_errors import raised_here
 from nc10d.run.signals import SignalPipe
 
 READ_BYTES = 1 << 16
@@ -182,9 +181,9 @@ class OutputStream:
         """Read once and pass the bytes on; return False if there are none, for now or ever."""
         try:
             data = os.read(self.source, READ_BYTES)
-        except raised_here(BlockingIOError):
+        except BlockingIOError:
             return False
-        except raised_here(OSError):
+        except OSError:
             data = b""  # a pseudo-terminal ends with EIO, a pipe with an empty read
         if not data:
             self.close()
@@ -221,7 +220,7 @@ class OutputStream:
         if self._file:
             try:
                 write_file(self._file, data)
-            except raised_here(OSError) as error:
+            except OSError as error:
                 self._file.close()
                 self._file = None
                 self._failed(str(self._path), error)
@@ -253,7 +252,7 @@ class OutputStream:
         if self._sink is not None:
             try:
                 act(self._sink)
-            except raised_here(OSError) as error:
+            except OSError as error:
                 where, self._sink = ("stdout" if self._sink.fd == 1 else "stderr"), None
                 self._failed(where, error)
 

@@ -14,7 +14,6 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from nc10d.base.signal_errors import raised_here
 from nc10d.errors import UnsupportedPlatform
 
 # The guard writes "up" once its traps are set.
@@ -46,7 +45,7 @@ class RankProcess:
 def _require_pidfd() -> None:
     try:
         os.close(os.pidfd_open(os.getpid()))
-    except raised_here(OSError, AttributeError) as error:
+    except (OSError, AttributeError) as error:
         raise UnsupportedPlatform(
             f"the launcher needs Linux 5.3 or newer, and a sandbox that allows pidfd_open: {error}"
         ) from error

@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nc10d.base.signal_errors import raised_here
 from nc10d.run.environment import LaunchedJob
 from nc10d.run.output import OutputError, OutputStream, Screen, Sink, line_prefix
 from nc10d.run.signals import SignalPipe
@@ -106,7 +105,7 @@ class OutputWiring:
         """Open a rank's output; OutputError if the files cannot be made."""
         try:
             return self._connect(local_rank)
-        except raised_here(OSError) as error:
+        except OSError as error:
             raise OutputError(f"cannot write logs: {error}") from error
 
     def _connect(self, local_rank: int) -> RankOutput:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, NoReturn
-
-from nc10d.base.signal_errors import suppress_here
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 INTERRUPTED = 130
@@ -46,7 +45,7 @@ class SignalPipe:
 
     def collect(self) -> None:
         """Move the signals in the pipe to memory; never blocks."""
-        with suppress_here(BlockingIOError):
+        with contextlib.suppress(BlockingIOError):
             self._collected += os.read(self.fd, 1024)
         self.ending = self.ending or any(number in self._numbers for number in self._collected)
 

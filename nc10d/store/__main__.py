@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 
 from nc10d.auth.token import job_token
-from nc10d.base.signal_errors import raised_here
 from nc10d.base.text import byte_size
 from nc10d.errors import AuthError, StoreError
 from nc10d.store.hosting import check_port, listen, server_for
@@ -70,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         token = job_token()
         listener = listen(options.host, options.port, token)
-    except raised_here(StoreError, AuthError) as error:
+    except (StoreError, AuthError) as error:
         print(f"nc10d.store: {error}", file=sys.stderr)
         return 1
     raise_descriptor_limit()

@@ -20,8 +20,8 @@ from nc10d.store.wire import REFUSED
 
 POLL_SECONDS = 0.05
 """Seconds between two calls of `check` while a rank waits."""
-_SLICE_SECONDS = 1.0
-"""The longest time between two checks whether a line about the wait is due."""
+_SLICE_SECONDS = 0.25
+"""The longest time between two checks whether a report is due, or the wait is cancelled."""
 _COUNT_KEY, OUTCOME_KEY = "come", "outcome"
 
 

@@ -26,8 +26,9 @@ MOST_KEY = 8191
 class Store:
     """A key-value store that the ranks of a job share; the base of nc10d's stores and of a user's.
 
-    A subclass need not have all methods. Those that it lacks raise NotImplementedError, but for
-    append, multi_get and multi_set, which call compare_set, get and set.
+    Any thread may call: groups form on a thread of their own. A subclass need not have all methods.
+    Those that it lacks raise NotImplementedError, but for append, multi_get and multi_set, which
+    call compare_set, get and set.
     """
 
     _seconds: float = DEFAULT_TIMEOUT.total_seconds()

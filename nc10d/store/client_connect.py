@@ -12,7 +12,6 @@ from ipaddress import ip_address
 from nc10d.base.deadline import Deadline, monotonic
 from nc10d.base.resolve import DEFAULT_SECONDS, dns_seconds, resolve
 from nc10d.base.run_to_end import import_to_end
-from nc10d.base.signal_errors import from_handler, raised_here
 from nc10d.base.wait_report import WaitReport
 from nc10d.store.connection import StoreConnection
 from nc10d.store.store_errors import LoopbackDown, NoAnswer, NotAStore, explain_unreached
@@ -23,7 +22,9 @@ _ATTEMPT_SECONDS = 1.0
 _RETRY_FIRST, _RETRY_LONGEST = 0.005, 0.25
 
 
-def connect(host: str, port: int, deadline: float, token: bytes | None = None) -> StoreConnection:
+def connect(
+    host: str, port: int, deadline: Deadline, token: bytes | None = None
+) -> StoreConnection:
     """Connect to a server that may not be up yet; raise the last OSError at the deadline.
 
     A last attempt that the deadline cut short says too little: the error before is raised.
@@ -34,23 +35,23 @@ def connect(host: str, port: int, deadline: float, token: bytes | None = None) -
     """
     pause, begun = _RETRY_FIRST, monotonic()
     waiter = f"a client of store {host}:{port}"
-    report = WaitReport(waiter, Deadline(deadline, deadline - begun), waiter)
+    report = WaitReport(waiter, deadline, waiter)
     cause: OSError | None = None
     try:
         while True:
             # An attempt ends when a line is due; the next may last longer.
             attempt = monotonic() + max(_ATTEMPT_SECONDS, report.next_seconds())
             try:
-                return connect_once(host, port, min(deadline, attempt), token)
+                return connect_once(host, port, min(deadline.at, attempt), token)
             except (NotAStore, LoopbackDown):
                 raise
-            except raised_here(OSError) as error:
-                cut_short = attempt > deadline and isinstance(error, TimeoutError)
+            except OSError as error:
+                cut_short = attempt > deadline.at and isinstance(error, TimeoutError)
                 cause = cause if cause and cut_short else error
             report.look(partial(explain_unreached, cause))
-            until = deadline
+            until = deadline.at
             if isinstance(cause, socket.gaierror):
-                until = min(deadline, begun + dns_seconds())
+                until = min(until, begun + dns_seconds())
             left = until - monotonic()
             # Nothing announces that a server has come up: try again.
             time.sleep(max(0.0, min(pause, left)))
@@ -81,11 +82,8 @@ def connect_once(
     # left for a second connection. Then the TCP connection is kept.
     try:
         faster = _connect_unix(name, min(deadline, monotonic() + _UNIX_GRACE), token)
-    except raised_here(OSError):
+    except OSError:
         return connection
-    except BaseException:
-        connection.close()
-        raise
     connection.close()
     return faster
 
@@ -94,7 +92,6 @@ def _open_socket(host: str, port: int, limit: float | None) -> socket.socket:
     """Connect to the first address of `host` that answers; OSError of the first if none does.
 
     LoopbackDown if all are loopback addresses, and the kernel has no way to one of them.
-    socket.create_connection does not tell a signal handler's OSError from an address's.
     """
     longest = max(dns_seconds(), DEFAULT_SECONDS)  # for a single question
     first: OSError | None = None
@@ -104,10 +101,8 @@ def _open_socket(host: str, port: int, limit: float | None) -> socket.socket:
         try:
             sock.settimeout(limit)
             sock.connect(address)
-        except BaseException as error:
+        except OSError as error:
             sock.close()
-            if from_handler(error) or not isinstance(error, OSError):
-                raise
             first = first or error
             if error.errno == errno.ENETUNREACH and all(
                 ip_address(x[4][0]).is_loopback for x in found
@@ -137,7 +132,7 @@ def _shake_hands(sock: socket.socket, deadline: float, token: bytes | None) -> S
         sealed = import_to_end("nc10d.store.sealed_connection")
         found: StoreConnection = sealed.SealedConnection(sock, deadline, token)
         return found
-    except raised_here(TimeoutError) as error:
+    except TimeoutError as error:
         sock.close()
         raise NoAnswer from error
     except BaseException:

@@ -7,13 +7,15 @@ belong to an earlier request, so a connection that has failed is closed and not 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import select
 import socket
 
 from nc10d.base.deadline import monotonic
-from nc10d.base.signal_errors import raised_here, suppress_here
+from nc10d.base.run_to_end import off_main
+from nc10d.base.signal_errors import raised_here
 from nc10d.store import wire as m
 from nc10d.store.store_errors import Disconnected, NotAStore, refusal
 
@@ -84,19 +86,13 @@ class StoreConnection:
 
     def send(self, data: bytes) -> None:
         """Hand all of `data` to the kernel; TimeoutError at the deadline."""
-        try:
-            sent = _write(self._fileno(), data)
-        except raised_here(BlockingIOError):
-            sent = 0
+        sent = self._write_some(data)
         if sent != len(data):
             self._send_rest(memoryview(data)[sent:])
 
     def post(self, data: bytes, limit: float) -> None:
         """Send a request without a reply; TimeoutError if that blocks for `limit` seconds."""
-        try:
-            sent = _write(self._fileno(), data)
-        except raised_here(BlockingIOError):
-            sent = 0
+        sent = self._write_some(data)
         if sent != len(data):
             self.deadline, self.waits = monotonic() + limit, False
             self._send_rest(memoryview(data)[sent:])
@@ -104,8 +100,14 @@ class StoreConnection:
     def _send_rest(self, rest: memoryview) -> None:
         while rest:
             self._ready(select.POLLOUT)
-            with suppress_here(BlockingIOError):
-                rest = rest[_write(self._fileno(), rest) :]
+            rest = rest[self._write_some(rest) :]
+
+    def _write_some(self, data: bytes | memoryview) -> int:
+        """Return how many bytes the kernel has taken."""
+        try:
+            return _write(self._fileno(), data)
+        except raised_here(BlockingIOError):
+            return 0
 
     def take(self, count: int) -> bytes:
         """Return the reply's next `count` bytes; TimeoutError at the deadline."""
@@ -203,15 +205,17 @@ class StoreConnection:
         self._at -= 1
         return False
 
-    def take_canceled(self) -> None:
+    def take_canceled(self) -> bool:
         """Take the reply to a cancellation."""
         answer = self.take(1)
         if answer != m.WAIT_CANCELED:
             raise Disconnected(f"the server confirmed a cancellation with {answer!r}")
+        return True
 
+    @off_main
     def shut(self) -> None:
         """End the call in progress in another thread, which then closes the connection."""
-        with suppress_here(OSError):
+        with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:

@@ -9,16 +9,19 @@ before all have come leave their values to those that come later.
 # ruff: noqa: D102  (Store documents the methods)
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeVar
 
 from nc10d.base.deadline import Deadline, Timeout, seconds
-from nc10d.base.signal_errors import raised_here, suppress_here
+from nc10d.base.run_to_end import off_main, run_to_end
+from nc10d.base.signal_errors import raised_here
 from nc10d.errors import StoreError, StoreTimeout
 from nc10d.store.base import DEFAULT_TIMEOUT
 from nc10d.store.journal import Journal, JournaledValues
@@ -89,9 +92,9 @@ class FileStore(LocalStore):
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except raised_here(TimeoutError) as error:
-            raise StoreTimeout(f"{self._name()}: timeout: {error}") from error
         except raised_here(OSError, BadFrame) as error:
+            if isinstance(error, TimeoutError):
+                raise StoreTimeout(f"{self._name()}: timeout: {error}") from error
             raise StoreError(f"{self._name()}: {error}") from error
 
     def _opened(self, deadline: Deadline) -> Journal:
@@ -99,7 +102,8 @@ class FileStore(LocalStore):
             raise StoreError(f"{self._name()} is closed on this rank")
         if self._journal is None:
             with self._errors():
-                self._journal = Journal(self._path, self._world_size, deadline)
+                opening = partial(Journal, self._path, self._world_size, deadline)
+                self._journal = run_to_end(opening, deadline.cancel, Journal.abandon)
             # Runs when this store is dropped or the interpreter ends, whichever is first.
             self._finalizer = weakref.finalize(self, _close, self._journal)
             _stores.add(self)
@@ -149,8 +153,9 @@ class FileStore(LocalStore):
             journal.abandon()
 
 
+@off_main
 def _close(journal: Journal) -> None:
-    with suppress_here(TimeoutError, BadFrame):  # then the file stays as after a death
+    with contextlib.suppress(TimeoutError, BadFrame):  # then the file stays as after a death
         journal.close()
 
 

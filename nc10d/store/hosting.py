@@ -9,6 +9,7 @@ session of its own and no output: it hears no Ctrl-C, and does not keep the owne
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import ipaddress
@@ -22,8 +23,8 @@ from pathlib import Path
 
 from nc10d.auth.token import exposed_error, insecure, reachable
 from nc10d.base.resolve import resolve
-from nc10d.base.run_to_end import import_to_end
-from nc10d.base.signal_errors import Thread, from_handler, raised_here, suppress_here
+from nc10d.base.run_to_end import import_to_end, off_main
+from nc10d.base.signal_errors import Thread
 from nc10d.errors import DistNetworkError, StoreError
 from nc10d.store.server import Server
 from nc10d.store.store_errors import explain_no_listener
@@ -82,10 +83,7 @@ class Hosting:
         if lifeline is None:
             return
         self.reap()
-        with lifeline, suppress_here(OSError):
-            lifeline.shutdown(socket.SHUT_WR)
-            lifeline.settimeout(_RELEASE_SECONDS)  # a frozen server must not hold its owner up
-            lifeline.recv(1)
+        _cut(lifeline)
 
     def reap(self) -> None:
         """Wait for the intermediate process, which ends as soon as the server is up."""
@@ -101,6 +99,14 @@ class Hosting:
         if self._lifeline is not None:
             self._lifeline.close()
             self._lifeline = None
+
+
+@off_main
+def _cut(lifeline: socket.socket) -> None:
+    with lifeline, contextlib.suppress(OSError):
+        lifeline.shutdown(socket.SHUT_WR)
+        lifeline.settimeout(_RELEASE_SECONDS)  # a frozen server must not hold its owner up
+        lifeline.recv(1)
 
 
 _hostings: weakref.WeakSet[Hosting] = weakref.WeakSet()
@@ -179,10 +185,8 @@ def _start_process(
             start_new_session=True,
             cwd="/",
         )
-    except BaseException as error:
+    except OSError as error:
         lifeline.close()
-        if from_handler(error) or not isinstance(error, OSError):
-            raise
         raise StoreError(f"cannot start the store's server: {error}") from error
     finally:
         theirs.close()
@@ -222,7 +226,7 @@ def listen(host: str, port: int, token: bytes | None = None) -> socket.socket:
         if bind:
             return _bind(_resolve(bind, port))
         return _listen_for(host, port)
-    except raised_here(OSError) as error:
+    except OSError as error:
         where = f"{bind or host}:{port}" + (" (from NC10D_BIND)" if bind else "")
         kind = PortTaken if error.errno == errno.EADDRINUSE else DistNetworkError
         # The words that torch's callers look for.
@@ -270,7 +274,7 @@ def _listen_for(host: str, port: int) -> socket.socket:
         return _listen_anywhere(port)
     try:
         return _bind(address)
-    except raised_here(OSError) as error:
+    except OSError as error:
         if error.errno != errno.EADDRNOTAVAIL:
             raise
         return _listen_anywhere(port)
@@ -294,7 +298,7 @@ def _resolve(host: str, port: int) -> Address:
 def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
-    except raised_here(ValueError):
+    except ValueError:
         return False
 
 

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from nc10d.base.deadline import Deadline
-from nc10d.base.signal_errors import from_handler, raised_here, suppress_here
+from nc10d.base.signal_errors import from_handler, raised_here
 from nc10d.store import wire as m
 from nc10d.store.journal_records import HEADER, record, records
 from nc10d.store.values import Values
@@ -185,7 +185,7 @@ class Journal:
             _lock(fd, fcntl.F_WRLCK, _ACCESS, Deadline.after(_CLOSE_SECONDS))
             self._catch_up()
             if self._complete() and _try_lock(fd, fcntl.F_WRLCK, _USERS):
-                with suppress_here(FileNotFoundError):
+                with contextlib.suppress(FileNotFoundError):
                     os.unlink(self.path)
             elif self.counted:
                 self.values.depart()
@@ -238,7 +238,7 @@ def _open_own(path: str) -> int:
             # A pipe is no store; O_NONBLOCK opens a pipe without a wait for the other end.
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
             fd = os.open(path, flags, 0o600)
-        except raised_here(OSError) as error:
+        except OSError as error:
             if error.errno != errno.ELOOP:
                 raise
             _check_owner(os.lstat(path), f"the link {path}")
@@ -298,5 +298,5 @@ def _request(kind: int, byte: int) -> bytes:
 def _same_file(fd: int, path: str) -> bool:
     try:
         return os.path.samestat(os.fstat(fd), os.stat(path))
-    except raised_here(FileNotFoundError):
+    except FileNotFoundError:
         return False

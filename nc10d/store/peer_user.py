@@ -7,13 +7,12 @@ connection from another machine has no such socket here.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import socket
 import sys
 from pathlib import Path
 from struct import Struct
-
-from nc10d.base.signal_errors import raised_here, suppress_here
 
 _CREDENTIALS = Struct("3i")  # SO_PEERCRED: pid, uid, gid
 _SOCK_DIAG, _BY_FAMILY, _REQUEST = 4, 20, 1
@@ -37,11 +36,11 @@ def peer_uid(sock: socket.socket) -> int | None:
         return int(_CREDENTIALS.unpack(packed)[1])
     try:
         ends = _ends(sock)
-    except raised_here(OSError, ValueError):
+    except (OSError, ValueError):
         return None  # the connection has gone
     try:
         return _by_netlink(ends)
-    except raised_here(OSError):
+    except OSError:
         return _by_proc(ends)
 
 
@@ -80,7 +79,7 @@ def _by_proc(ends: Ends) -> int | None:
             f"{_hex(prefix + address)}:{port:04X}"
             for address, port in zip((peer, own), ports, strict=True)
         ]
-        with suppress_here(OSError):
+        with contextlib.suppress(OSError):
             lines = Path("/proc/net", name).read_text().splitlines()[1:]
             for row in map(str.split, lines):
                 if [*row[1:3], int(row[3], 16)] == [*want, _ESTABLISHED]:

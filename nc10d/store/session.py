@@ -12,10 +12,12 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
-from nc10d.base.deadline import Timeout, monotonic, seconds
-from nc10d.base.signal_errors import raised_here, suppress_here
+from nc10d.base.deadline import Deadline, Timeout, monotonic, seconds
+from nc10d.base.run_to_end import run_to_end
+from nc10d.base.signal_errors import raised_here
 from nc10d.base.text import in_seconds
 from nc10d.errors import ConnectTimeout, DistNetworkError, StoreError, StoreTimeout
 from nc10d.store import wire as m
@@ -58,23 +60,28 @@ class StoreSession:
         self._closed = False
         _sessions.add(self)
 
-    def connect(self, deadline: float) -> None:
+    def connect(self, deadline: Deadline) -> None:
         """Connect to a server that may not be up yet; StoreTimeout if it is not by `deadline`.
 
         StoreError at once if the program that answers is not a store, or the loopback interface
         is down.
         """
+        connection = run_to_end(
+            partial(self._connected, deadline), deadline.cancel, StoreConnection.close
+        )
+        self._connection, self.is_nc10d = connection, connection.is_nc10d
+
+    def _connected(self, deadline: Deadline) -> StoreConnection:
         begun = monotonic()
         try:
-            self._connection = connect(self.host, self.port, deadline, self._token)
+            return connect(self.host, self.port, deadline, self._token)
         except (NotAStore, LoopbackDown) as error:
             why = explain_unreached(error)
             raise DistNetworkError(f"cannot connect to {self.name}: {why}") from error
-        except raised_here(OSError) as error:
+        except OSError as error:
             tried = f"the client socket has timed out after {in_seconds(monotonic() - begun)}"
             why = explain_unreached(error)
             raise ConnectTimeout(f"{tried}: cannot connect to {self.name}: {why}") from error
-        self.is_nc10d = self._connection.is_nc10d
 
     def close(self) -> None:
         """Close the connection; idempotent. Later calls and a call in progress raise StoreError."""
@@ -115,17 +122,11 @@ class StoreSession:
                     raise
                 connection.deadline = monotonic() + max(limit, _CANCEL_GRACE)
                 result = take(connection)
-                self._end_late(connection)
+                if self._unless_lost(connection.take_canceled) is None:
+                    self._drop()  # the call has its result all the same
                 return result
 
         return self._in_turn(request, deadline, limit, keys)
-
-    def _end_late(self, connection: StoreConnection) -> None:
-        """Take the reply to a cancellation that came too late; close the connection if it fails."""
-        try:
-            connection.take_canceled()
-        except raised_here(OSError):  # the call still has a result
-            self._drop()
 
     def post(self, packet: bytes, keys: Sequence[str]) -> None:
         """Send `packet`, which has no reply; errors as of `call`."""
@@ -205,14 +206,17 @@ class StoreSession:
             if not self._lock.acquire(timeout=left):
                 raise self._timeout_error(limit, keys, "no turn beside another thread's call")
         except BaseException:
-            with suppress_here(RuntimeError):  # the lock was not taken
+            try:
                 self._lock.release()
+            except raised_here(RuntimeError):
+                pass  # the lock was not taken
             raise
 
     def _reconnect(self, deadline: float) -> StoreConnection:
         if self._closed:
             raise StoreError(f"{self.name} is closed on this rank")
-        self._connection = connect_once(self.host, self.port, deadline, self._token)
+        once = partial(connect_once, self.host, self.port, deadline, self._token)
+        self._connection = run_to_end(once, drop=StoreConnection.close)
         self.is_nc10d = self._connection.is_nc10d
         return self._connection
 
@@ -223,11 +227,16 @@ class StoreSession:
         """
         if not connection.waits:
             return False
+        canceled = self._unless_lost(partial(connection.cancel_wait, _CANCEL_GRACE))
+        self._canceled = bool(canceled)
+        return canceled is False
+
+    def _unless_lost(self, act: Callable[[], bool]) -> bool | None:
+        """Return `act()`; None if the connection fails meanwhile."""
         try:
-            self._canceled = connection.cancel_wait(_CANCEL_GRACE)
+            return act()
         except raised_here(OSError):
-            return False
-        return not self._canceled
+            return None
 
     def _drop(self) -> None:
         connection, self._connection = self._connection, None

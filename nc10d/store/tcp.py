@@ -10,15 +10,18 @@ child connects anew at the first call.
 # ruff: noqa: D102  (Store documents the methods)
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 from nc10d.auth.token import check_token, job_token
-from nc10d.base.deadline import Deadline, Timeout, monotonic, seconds
-from nc10d.base.signal_errors import raised_here, suppress_here
+from nc10d.base.deadline import Deadline, Timeout, seconds
+from nc10d.base.run_to_end import off_main, run_to_end
+from nc10d.base.signal_errors import raised_here
 from nc10d.base.wait_report import WaitReport
 from nc10d.errors import QueueEmptyError, StoreError, StoreTimeout
 from nc10d.store import wire as m
@@ -41,6 +44,7 @@ from nc10d.store.session import StoreSession
 from nc10d.store.store_errors import not_a_number_error
 from nc10d.store.values import NotANumber, read_number
 
+T = TypeVar("T")
 _ARRIVALS_KEY = b"init/"
 _PROBE_SECONDS = 0.25
 
@@ -94,12 +98,12 @@ class TCPStore(Store):
         self._seconds = seconds(timeout)
         self._token = token = check_token(token() if callable(token) else token)
         self._hosting: Hosting | None = None
-        if is_master and multi_tenant and master_listen_fd is None:
-            self._hosting = shared_server(host, port, server, limits, token)
-        elif is_master:
-            self._hosting = host_server(
-                host, port, server, limits, token, master_listen_fd, same_user
-            )
+        if is_master:
+            hosted = partial(shared_server, host, port, server, limits, token)
+            if not multi_tenant or master_listen_fd is not None:
+                fixed = master_listen_fd, same_user
+                hosted = partial(host_server, host, port, server, limits, token, *fixed)
+            self._hosting = run_to_end(hosted, drop=Hosting.release)
         self._host, self._port = host, self._hosting.port if self._hosting else port
         # The owner may be unable to reach itself under the name that others use.
         server_host = self._hosting.host if self._hosting else host
@@ -115,7 +119,7 @@ class TCPStore(Store):
             raise
 
     def _join(self, world_size: int | None, wait_for_workers: bool) -> None:
-        deadline = monotonic() + self._seconds
+        deadline = Deadline.after(self._seconds)
         self._session.connect(deadline)
         if self._hosting is not None:
             self._hosting.reap()
@@ -130,12 +134,12 @@ class TCPStore(Store):
             m.with_number(m.ADD, _ARRIVALS_KEY, more), StoreConnection.take_number, ()
         )
 
-    def _await_workers(self, world_size: int, deadline: float) -> None:
+    def _await_workers(self, world_size: int, deadline: Deadline) -> None:
         pause = 0.001
-        report = WaitReport(f"store {self.address}", Deadline(deadline, self._seconds))
+        report = WaitReport(f"store {self.address}", deadline)
         while (count := self._arrivals(0)) < world_size:
             report.look(partial("{} of {} clients have come".format, count, world_size))
-            if monotonic() >= deadline:
+            if deadline.expired():
                 # The words that torch's callers look for.
                 text = f"Timed out after {self._seconds:g} seconds waiting for clients"
                 joined = f"{count}/{world_size} clients joined{refused_text(self)}"
@@ -180,13 +184,23 @@ class TCPStore(Store):
         return self._wait_then(packet, take, (key,), [name], take_both)
 
     def add(self, key: str, amount: int) -> int:
+        packet = m.with_number(m.ADD, _key(key), amount)
+        return self._counted(key, packet, StoreConnection.take_number)
+
+    def _counted(
+        self,
+        key: str,
+        packet: bytes,
+        take: Callable[[StoreConnection], T],
+        timeout: Timeout = None,
+        waits: bool = False,
+    ) -> T:
         try:
-            return self._call(
-                m.with_number(m.ADD, _key(key), amount), StoreConnection.take_number, (key,)
-            )
+            return self._call(packet, take, (key,), timeout, waits)
         except raised_here(StoreError) as error:
             raise self._explained(error, key) from error.__cause__
 
+    @off_main
     def _explained(self, error: StoreError, key: str) -> StoreError:
         """Return `error`, or a NotANumberError if `key` does not hold a number.
 
@@ -195,7 +209,7 @@ class TCPStore(Store):
         if isinstance(error, StoreTimeout):
             return error
         name, value = _key(key), b"0"
-        with suppress_here(StoreError):
+        with contextlib.suppress(StoreError):
             if self._call(m.with_keys(m.CHECK, [name]), _take_byte, (), _PROBE_SECONDS) == m.READY:
                 value = self._call(
                     m.with_key(m.GET, name), StoreConnection.take_string, (), _PROBE_SECONDS
@@ -267,10 +281,7 @@ class TCPStore(Store):
 
     def barrier(self, key: str, world_size: int, timeout: Timeout = None) -> None:
         packet = m.with_number(m.BARRIER, _key(key), world_size)
-        try:
-            self._call(packet, StoreConnection.take_stop, (key,), timeout, True)
-        except raised_here(StoreError) as error:
-            raise self._explained(error, key) from error.__cause__
+        self._counted(key, packet, StoreConnection.take_stop, timeout, True)
 
     def clone(self) -> TCPStore:
         host = self._session.host

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import gc
 import os
+import queue
 import signal
 import socket
 import subprocess
@@ -27,9 +28,9 @@ from hypothesis import strategies as st
 from interrupts import raise_at
 
 import nc10d as dist
-from nc10d.base.call_site import text_at
+from nc10d.base.call_site import here, text_at
 from nc10d.base.deadline import NEVER, Deadline
-from nc10d.base.run_to_end import run_to_end
+from nc10d.base.run_to_end import off_main, run_to_end
 from nc10d.base.signal_errors import (
     Condition,
     Event,
@@ -42,6 +43,7 @@ from nc10d.codec import encode, encode_pickled
 from nc10d.errors import Aborted, DistError, PeerLost, RendezvousError, StoreError, StoreTimeout
 from nc10d.group.world import own_world
 from nc10d.init_methods.methods import rendezvous
+from nc10d.kernels.cache import made_once
 from nc10d.store import FileStore, HashStore, TCPStore
 from nc10d.work import Future
 
@@ -54,6 +56,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
 LONG = 30.0
+OTHER_RANK = "other rank"
 HOST = "127.0.0.1"
 
 
@@ -223,10 +226,54 @@ def test_a_handlers_error_at_any_point_of_a_call_that_makes_groups_comes_out(
         assert time.monotonic() - begin < LONG / 2
 
 
+class Ringing(HashStore):
+    """A store that sends SIGALRM in call `due` of this process's rank 0."""
+
+    due = -1
+
+    def _exclusively(self, act: Callable[[Any], Any]) -> Any:
+        self._count()
+        return super()._exclusively(act)
+
+    def _until(self, ready: Callable[[Any], Any], deadline: Deadline) -> Any:
+        self._count()
+        return super()._until(ready, deadline)
+
+    def _count(self) -> None:
+        if threading.current_thread().name != OTHER_RANK:
+            self.due -= 1
+            if self.due == 0:
+                os.kill(os.getpid(), signal.SIGALRM)
+
+
+def raised_by(call: Blocking) -> BaseException | None:
+    try:
+        call()
+    except BaseException as error:  # noqa: BLE001  (of the handler)
+        return error
+    return None
+
+
+@pytest.mark.parametrize("kind", [Alarm, PeerLost, KeyboardInterrupt])
+def test_a_handlers_error_at_any_call_of_the_store_comes_out_of_formation_and_ends_it_for_all(
+    kind: type[BaseException],
+) -> None:
+    for due in range(1, 100):
+        store, error = Ringing(), kind("of the user")
+        with beside_another_rank(GROUP_CALLS["new_group"], store), ringing(error, LONG):
+            store.due = due
+            out = raised_by(GROUP_CALLS["new_group"])
+            ended = store.due > 0
+        assert out is (None if ended else error), f"at call {due}"
+        if ended:
+            break
+    assert due > 5
+
+
 @contextlib.contextmanager
-def beside_another_rank(call: Blocking | None = None) -> Iterator[None]:
+def beside_another_rank(call: Blocking | None = None, store: Any = None) -> Iterator[None]:
     """Be rank 0 of two; the other makes `call`, and must end soon after the block."""
-    store, over = HashStore(), threading.Event()
+    store, over = store or HashStore(), threading.Event()
 
     def other_rank() -> None:
         with own_world():
@@ -237,7 +284,7 @@ def beside_another_rank(call: Blocking | None = None) -> Iterator[None]:
             over.wait(LONG)
             dist.destroy_process_group()
 
-    thread = threading.Thread(target=other_rank, daemon=True)
+    thread = threading.Thread(target=other_rank, name=OTHER_RANK, daemon=True)
     thread.start()
     try:
         with own_world():
@@ -342,7 +389,7 @@ def _ring(number: int) -> None:
 
 
 class Waiting:
-    """A thread that waits in `call`; `event` returns what it waits for, None if it does not yet."""
+    """A thread that waits in `call`; `event` returns its Event, or None before its wait."""
 
     def __init__(self, event: Callable[[], Any], call: Callable[[], object]) -> None:
         self._thread = threading.Thread(target=call, daemon=True)
@@ -451,6 +498,36 @@ def test_a_call_to_its_end_gives_its_result_and_raises_its_error() -> None:
     with pytest.raises(ValueError, match="of the call") as caught:
         run_to_end(fail)
     assert caught.traceback[-1].name == "fail"
+
+
+def test_a_call_that_is_left_is_cancelled_and_its_result_is_dropped() -> None:
+    deadline, dropped = Deadline.after(LONG), queue.SimpleQueue[str]()
+    error = Alarm("of the user")
+
+    def call() -> str:
+        while not deadline.expired():
+            time.sleep(deadline.slice(0.01))
+        deadline.excuse(LONG)
+        assert deadline.expired()
+        with pytest.raises(RuntimeError, match="needed no more"):
+            made_once({}, "a function", int)
+        return f"late: {deadline.cancelled()}"
+
+    comes_out(error, 0.05, lambda: run_to_end(call, deadline.cancel, dropped.put, grace=LONG))
+    assert dropped.get(timeout=LONG) == "late: of the user"
+
+
+def test_a_function_off_the_main_thread_names_the_line_of_its_caller() -> None:
+    @off_main
+    def call(*arguments: int, more: int) -> tuple[int, ...]:
+        assert threading.current_thread() is not threading.main_thread()
+        return *arguments, more
+
+    before = threading.enumerate()
+    assert call(1, 2, more=3) == (1, 2, 3)
+    assert threading.enumerate() == before, "its thread has gone"
+    elsewhere = off_main(here)
+    assert elsewhere() == here() != "", "both are of this line"
 
 
 def test_a_module_may_call_the_import_of_another_that_imports_it(tmp_path: Path) -> None:

@@ -87,6 +87,20 @@ def test_others_go_on_after_an_error_at_any_point_of_a_call(
         assert point > 10
 
 
+def test_an_error_at_any_point_of_the_opening_of_a_file_comes_out(tmp_path: Path) -> None:
+    point, reached = 0, True
+    while reached:
+
+        def open_and_close(path: Path = tmp_path / str(point)) -> None:
+            with contextlib.closing(FileStore(path, 1, timeout=LONG)) as store:
+                store.set("k", "v")
+
+        reached = raise_at(point, Interrupted(f"at point {point}"), open_and_close)
+        open_and_close()
+        point += 5
+    assert point > 100
+
+
 def test_a_value_that_was_set_wakes_those_that_wait_for_it() -> None:
     point, reached = 0, True
     while reached:

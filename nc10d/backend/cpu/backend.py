@@ -34,6 +34,7 @@ from nc10d.backend.protocol import Backend, BackendSetup
 from nc10d.backend.shared_board import SharedBoard
 from nc10d.base.call_site import called, here
 from nc10d.base.deadline import Deadline
+from nc10d.base.run_to_end import run_to_end
 from nc10d.base.text import members_text
 from nc10d.errors import DistError, PeerLost
 from nc10d.ops import MessageInfo, Op
@@ -41,10 +42,23 @@ from nc10d.store.arrival import KeyValueExchange
 from nc10d.store.base import Store
 from nc10d.work import Work
 
+_GRACE_SECONDS = 1.0
+"""The time in which a cancelled formation gives its memory back and tells its peers."""
+
 
 def make(setup: BackendSetup, host_id: str | None = None) -> CpuBackend:
     """Make the backend of a job's first group; blocks until all ranks have come."""
     # Ranks with the same `host_id` share memory; by default, those that the kernel lets do so.
+    return _formed(partial(_first, setup, host_id), setup.deadline)
+
+
+def _formed(form: Callable[[], CpuBackend], deadline: Deadline) -> CpuBackend:
+    """Return `form()`, which runs off the main thread; a handler's error cancels `deadline`."""
+    # The error waits for a moment, so that the peers learn of it while the store is still there.
+    return run_to_end(form, deadline.cancel, CpuBackend.close, _GRACE_SECONDS)
+
+
+def _first(setup: BackendSetup, host_id: str | None) -> CpuBackend:
     context = Context(setup.store, setup.rank, setup.size, setup.deadline, host_id)
     try:
         name, members = setup.group_name, range(setup.size)
@@ -53,16 +67,20 @@ def make(setup: BackendSetup, host_id: str | None = None) -> CpuBackend:
         context.router.on_job_message = detector.on_message
         context.start()
         spec = GroupSpec(context, name, members, setup.rank, setup.store, setup.deadline, check)
-        return _connected(spec, formation.form(spec), spec.store, detector)
+        return _connected(spec, formation.form, spec.store, detector)
     except BaseException:
         context.close()
         raise
 
 
 def _connected(
-    spec: GroupSpec, memory: GroupMemory, exchange: KeyValueExchange, detector: DeadlockDetector
+    spec: GroupSpec,
+    form: Callable[[GroupSpec], GroupMemory],
+    exchange: KeyValueExchange,
+    detector: DeadlockDetector,
 ) -> CpuBackend:
-    """Connect a group that has formed to its other hosts; return its backend."""
+    """Form a group, and connect it to its other hosts; return its backend."""
+    memory = form(spec)
     try:
         remote = formation.reach(spec, memory, exchange)
     except BaseException:
@@ -201,7 +219,7 @@ class CpuBackend(Backend):
         self.group.memory.write_note(called(f"new_group({name!r})", here()))
         check = partial(check_parent, self.group)
         spec = self._spec(ranks, name, store, deadline, check)
-        return _connected(spec, formation.form(spec), spec.store, self._detector)
+        return _formed(partial(_connected, spec, formation.form, store, self._detector), deadline)
 
     def _spec(
         self,
@@ -233,7 +251,8 @@ class CpuBackend(Backend):
         alive = partial(check_alive, self.group.context)
         spec = self._spec(ranks, name, store, deadline, alive)
         control = self.group.control
-        return _connected(spec, formation.form_again(spec, control), control, self._detector)
+        form = partial(formation.form_again, exchange=control)
+        return _formed(partial(_connected, spec, form, control, self._detector), deadline)
 
     def rest(self, finished: int, site: str) -> None:
         """Publish that this thread, the rank's only one, makes no call before all ranks rest.

@@ -39,6 +39,7 @@ from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.backend.cpu.transport.remote_group import RemoteHosts
 from nc10d.base.deadline import Deadline
+from nc10d.base.run_to_end import run_to_end
 from nc10d.base.signal_errors import Event, Thread
 
 if TYPE_CHECKING:
@@ -313,7 +314,7 @@ class Context:
         while begun and not self._ended.wait(0.05):
             pass
         if not self._freed:  # the thread has never begun, or died by an error
-            self._free()
+            run_to_end(self._free)
         if begun:
             self._control.join()
         self._close_events()
@@ -333,8 +334,8 @@ class Context:
 
     def _free(self) -> None:
         """Join the other threads, then give up the memory and the peers."""
-        # The control thread runs this, because signals' handlers run in the main thread only. No
-        # lock is taken that a thread may hold which waits in `close`.
+        # Never in the main thread, where signals' handlers run. No lock is taken that a thread may
+        # hold which waits in `close`.
         for thread in (self._worker, self._notifier):
             while thread is not None and thread.is_alive():
                 entry_points.ring(self.rank_block, 0)

@@ -6,6 +6,7 @@ agrees on the cause; without a detector, the group's store carries the cause.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 
@@ -118,7 +119,7 @@ class GroupFailure:
         """Notify peers about an error; return the error that holds for all ranks."""
         found = self._others.notify(error)
         if found is None:  # without a failure detector the store carries the cause
-            with suppress_here(DistError, OSError):  # the store may be gone
+            with contextlib.suppress(DistError, OSError):  # the store may be gone
                 found = _publish(self._store or self._new_store(), error)
         return found or error
 

@@ -10,6 +10,7 @@ queued on it. Unmapping memory does not wait for the device, so a thread waits f
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import queue
 import weakref
@@ -25,7 +26,7 @@ from nc10d.backend.nccl.bindings.header_table import FUNCTIONS
 from nc10d.backend.nccl.comm.communicator import Communicator, Registration, mem_alloc, mem_free
 from nc10d.backend.protocol import Backend
 from nc10d.base.deadline import Deadline
-from nc10d.base.signal_errors import Event, Thread, suppress_here
+from nc10d.base.signal_errors import Event, Thread
 from nc10d.cuda.driver import call, event_done, event_pool
 from nc10d.cuda.memory import DeviceArray, fill
 from nc10d.cuda.streams import LEGACY, relax_capture_mode
@@ -179,7 +180,7 @@ def _give_all_back(pieces: queue.SimpleQueue[_Piece]) -> None:
     while True:
         piece = pieces.get()
         # A failed device or driver keeps memory until the process ends.
-        with suppress_here(DistError), piece.comm.enter():
+        with contextlib.suppress(DistError), piece.comm.enter():
             _wait_for_default_stream(piece.device)
             _give_back(piece)
         del piece  # no reference while this waits for the next piece
@@ -199,6 +200,6 @@ def _wait_for_default_stream(device: int) -> None:
 
 def _give_back(piece: _Piece) -> None:
     # A communicator that can't deregister has failed or ended, and does not use the memory.
-    with suppress_here(DistError):
+    with contextlib.suppress(DistError):
         piece.registration.close()
     mem_free(piece.comm.library, piece.address)

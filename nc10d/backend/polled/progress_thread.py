@@ -11,12 +11,11 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections import deque
 from typing import Protocol
 
 from nc10d.base.deadline import Deadline
 from nc10d.base.promise import PENDING
-from nc10d.base.signal_errors import Event, Thread, raised_here, suppress_here
+from nc10d.base.signal_errors import Event, Thread
 from nc10d.work import Work
 
 SPINS, YIELDS = 20, 2000  # polls at full speed, then polls that yield the core
@@ -51,7 +50,7 @@ class ProgressThread:
         self.lock = threading.RLock()
         self._groups: list[ProgressedGroup] = []
         self._closed_groups: list[ProgressedGroup] = []
-        self._ended: deque[tuple[Work, BaseException | None, object]] = deque()
+        self._ended: dict[Work, tuple[BaseException | None, object]] = {}
         self._watched: set[Work] = set()
         self._waiting = 0
         self._thread: Thread | None = None
@@ -88,20 +87,15 @@ class ProgressThread:
 
     def end(self, work: Work, error: BaseException | None, result: object = None) -> None:
         """Record how a work ended; `finish_ended` finishes the work."""
-        self._ended.append((work, error, result))
+        self._ended[work] = error, result
 
     def finish_ended(self) -> None:
         """Finish the works that have ended, which wakes their waiters; call without the lock."""
         while self._ended:
-            try:
-                ended = self._ended[0]
-            except raised_here(IndexError):  # another thread finishes the last work
-                return
-            work, error, result = ended
-            work._finish(error, result)
-            # Only now: a signal handler's error must not lose the work. Two threads may finish it.
-            with suppress_here(ValueError):
-                self._ended.remove(ended)
+            for work, end in tuple(self._ended.items()):
+                work._finish(*end)
+                # Only now: a handler's error must not lose it. Two threads may finish it.
+                self._ended.pop(work, None)
 
     def wait(self, work: Work, until: Deadline) -> None:
         """Return when a work has ended or `until` has passed."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from nc10d.backend.ucc.structs import CTYPES
 from nc10d.backend.ucc.ucc_table import ENUMS, FUNCTIONS
-from nc10d.base.signal_errors import raised_here
+from nc10d.base.run_to_end import off_main
 from nc10d.errors import UCCError, UnsupportedPlatform
 
 STATUS = ENUMS["ucc_status_t"]
@@ -36,6 +36,7 @@ _HOW = (
 class UccLibrary:
     """A loaded libucc. Calls release the GIL."""
 
+    @off_main
     def __init__(self, path: str) -> None:
         """Load the library at `path`; UnsupportedPlatform if that can't be."""
         self.path = path
@@ -44,7 +45,7 @@ class UccLibrary:
             importlib.import_module("libucx").load_library()
         try:
             dll = ctypes.CDLL(path)
-        except raised_here(OSError) as error:
+        except OSError as error:
             raise UnsupportedPlatform(f"UCC can't be loaded ({error}): {_HOW}") from error
         self._functions = {name: self._typed(dll, name) for name in FUNCTIONS}
         numbers = [ctypes.c_uint() for _ in range(3)]
@@ -89,6 +90,7 @@ def library() -> UccLibrary:
     return UccLibrary(find_library())
 
 
+@off_main
 def find_library() -> str:
     """Return the path, or the bare name, of the libucc to load; see the module."""
     asked = os.environ.get("NC10D_UCC_LIBRARY")
@@ -96,7 +98,7 @@ def find_library() -> str:
         return asked
     try:
         ctypes.CDLL(_SONAME)
-    except raised_here(OSError):
+    except OSError:
         folders = ((os.environ.get(name), below) for name, below in _HPCX)
         found = (Path(folder, below, _SONAME) for folder, below in folders if folder)
         return next((str(path) for path in found if path.exists()), _SONAME)

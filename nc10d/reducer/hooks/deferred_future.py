@@ -9,11 +9,11 @@ next step on its current stream, behind the outcome, and does not block.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from nc10d.base.deadline import Deadline, Timeout
+from nc10d.base.signal_errors import raised_here, suppress_here
 from nc10d.errors import CollectiveTimeout
 from nc10d.work import Future, Work
 
@@ -56,8 +56,7 @@ class _ChainedFuture(DeferredFuture[Any]):
         awaited_parent = None
         while awaited_parent is not self._parent:
             awaited_parent = self._parent
-            with contextlib.suppress(Exception):  # the callback has received the error
-                awaited_parent.wait(_remaining(deadline))
+            _wait_out(awaited_parent, deadline)  # the callback has received its error
 
     def _require_unattended(self, what: str) -> None:
         self._parent._require_unattended(what)
@@ -82,8 +81,7 @@ class _CollectedFuture(DeferredFuture[Any]):
 
     def _complete(self, deadline: Deadline | None) -> None:
         for part in self._parts:
-            with contextlib.suppress(Exception):  # the caller checks each part
-                part.wait(_remaining(deadline))
+            _wait_out(part, deadline)  # the caller checks each part
 
     def _require_unattended(self, what: str) -> None:
         for part in self._parts:
@@ -112,11 +110,9 @@ class OrderedFuture(DeferredFuture[Any]):
         # A wait that times out or is interrupted affects the caller only: the step does not run.
         try:
             self._outcome.wait(_remaining(deadline))
-        except CollectiveTimeout:
-            if not self._outcome._look():
+        except raised_here(Exception) as error:  # the step receives it
+            if isinstance(error, CollectiveTimeout) and not self._outcome._look():
                 raise
-        except Exception:  # noqa: BLE001  (the step receives the error)
-            pass
         try:
             self._finish(None, self._step(lambda: awaited(self._outcome)))
         except BaseException as error:
@@ -127,6 +123,12 @@ class OrderedFuture(DeferredFuture[Any]):
 def awaited(outcome: Work | Future[Any]) -> Any:
     """Wait for a Work or a Future; return its value, or raise its error."""
     return outcome.result() if isinstance(outcome, Work) else outcome.wait()
+
+
+def _wait_out(future: Future[Any], deadline: Deadline | None) -> None:
+    """Wait until a Future has ended, or the deadline; its own error is not raised."""
+    with suppress_here(Exception):
+        future.wait(_remaining(deadline))
 
 
 def _remaining(deadline: Deadline | None) -> float | None:

@@ -16,16 +16,17 @@ import logging
 import os
 import pickle
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch._C import _distributed_c10d as _c10d
 
-from nc10d.base.signal_errors import raised_here, suppress_here
+from nc10d.base.signal_errors import suppress_here
 from nc10d.base.torch_registration import NAME
 from nc10d.debug import torch_trace
 from nc10d.errors import DistError
-from nc10d.group.flight_recorder import FlightRecorder
+from nc10d.group.flight_recorder import FlightRecorder, write_or_warn
 from nc10d.torch.backend.python_backend import PythonBackend, living
 from nc10d.torch.backend.torch_versions import SELF_RECORDING
 
@@ -109,9 +110,6 @@ def dump_on_failure(backend: PythonBackend) -> None:
     rank = backend.nc10d_group.global_rank(backend.nc10d_group.rank())
 
     def dump(_: DistError) -> None:
-        try:
-            _dump_fr_trace_file(rank, backend=NAME)
-        except raised_here(OSError) as error:  # the group's own error must still be raised
-            _log.warning("cannot write to %s: %s", os.environ.get(FILE), error)
+        write_or_warn(partial(_dump_fr_trace_file, rank, backend=NAME), os.environ.get(FILE))
 
     backend.observe_failure(dump)

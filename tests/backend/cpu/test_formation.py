@@ -174,7 +174,7 @@ def test_a_death_while_a_group_forms_is_noticed_at_once_by_all() -> None:
         for process in processes:
             process.line()
         for process in processes[:2]:
-            assert process.asleep("poll")  # on the store's socket: it waits for the others
+            assert process.asleep("futex")  # another thread forms the group
         processes[2].kill()
         killed = time.monotonic()
         for process in processes[:2]:
@@ -252,7 +252,7 @@ def test_an_interrupt_while_a_group_forms_ends_it_for_all() -> None:
     with Job(INTERRUPTED, size=3) as processes:
         for process in processes:
             process.line()
-        assert processes[0].asleep("poll")
+        assert processes[0].asleep("futex")
         processes[0].kill(2)
         assert processes[0].line() == "interrupted"
         assert processes[1].line().startswith("rank 0 gave up while the group 'world/1' formed")

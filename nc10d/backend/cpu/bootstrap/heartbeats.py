@@ -7,11 +7,12 @@ ranks on a host with a full cache wait meanwhile, and have no other way to know 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from nc10d.base.deadline import Deadline, monotonic
-from nc10d.base.signal_errors import Event, Thread, suppress_here
+from nc10d.base.signal_errors import Thread
 from nc10d.errors import DistError
 
 if TYPE_CHECKING:
@@ -30,21 +31,20 @@ BEATS_KEY = "compiling"
 @contextlib.contextmanager
 def compiling(store: Store, deadline: Deadline) -> Iterator[None]:
     """Send heartbeats while the block runs; that time does not count for the deadline."""
-    begun, ended = monotonic(), Event()
+    begun, ended = monotonic(), threading.Event()
     pause = min(LONGEST_PAUSE, deadline.limit / 4)
     thread = Thread(target=_beat, args=(store, ended, pause), name="nc10d-compiles", daemon=True)
+    thread.start()
     try:
-        thread.start()
         yield
     finally:
         ended.set()
-        if thread.is_alive():
-            thread.join()
+        thread.join()
         deadline.excuse(monotonic() - begun)
 
 
-def _beat(store: Store, ended: Event, pause: float) -> None:
-    with suppress_here(DistError):  # from the store: the rank's next call there meets it
+def _beat(store: Store, ended: threading.Event, pause: float) -> None:
+    with contextlib.suppress(DistError):  # from the store: the rank's next call there meets it
         for _ in range(_MOST_BEATS):
             if ended.wait(pause):
                 return
@@ -64,7 +64,7 @@ class Renewal:
     def __call__(self) -> bool:
         """Return whether the deadline has been moved."""
         before, self._beats = self._beats, self._store.add(BEATS_KEY, 0)
-        if before == self._beats:
+        if before == self._beats or self._deadline.cancelled():
             return False
         late = max(0.0, monotonic() - self._deadline.at)  # if this process was stopped
         self._deadline.excuse(late + RENEWED_SECONDS)

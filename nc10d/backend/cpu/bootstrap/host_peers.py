@@ -16,6 +16,7 @@ import hmac
 import math
 import os
 import secrets
+import select
 import selectors
 import socket
 import struct
@@ -37,7 +38,6 @@ from nc10d.backend.cpu.engine.cpu_policy import own_thresholds, quota
 from nc10d.backend.cpu.memory.arena import Arena, ArenaMapping
 from nc10d.backend.cpu.memory.host_peer import HostPeer, process
 from nc10d.base.deadline import Deadline, monotonic
-from nc10d.base.signal_errors import from_handler, raised_here
 from nc10d.base.text import ranks_text
 from nc10d.base.wait_report import WaitReport
 from nc10d.errors import RendezvousError, UnsupportedPlatform
@@ -102,7 +102,7 @@ def map_peers(
 def _pidfd() -> int:
     try:
         return os.pidfd_open(os.getpid())
-    except raised_here(OSError, AttributeError) as error:
+    except (OSError, AttributeError) as error:
         raise UnsupportedPlatform(f"the cpu backend needs Linux 5.3 or newer: {error}") from error
 
 
@@ -141,7 +141,7 @@ def _exchange_all(
             peer.close()
         for _, link in called:
             link.close()
-        if not isinstance(error, OSError) or from_handler(error):
+        if not isinstance(error, OSError):
             raise
         why = f"one of them {_GAVE_UP}" if isinstance(error, _ENDED) else error
         raise RendezvousError(
@@ -236,7 +236,7 @@ def _accepted(
 def _next_connection(listener: socket.socket) -> socket.socket | None:
     try:
         return listener.accept()[0]
-    except raised_here(BlockingIOError, ConnectionError):  # the caller has gone meanwhile
+    except (BlockingIOError, ConnectionError):  # the caller has gone meanwhile
         return None
 
 
@@ -260,7 +260,7 @@ def _read_hello(
         return None
     try:
         hello, fds, flags, _ = socket.recv_fds(link, HELLO.size, 2, socket.MSG_CMSG_CLOEXEC)
-    except raised_here(OSError):  # the peer sends nothing, or has gone already
+    except OSError:  # the peer sends nothing, or has gone already
         return None
     rank, proof = HELLO.unpack(hello) if len(hello) == HELLO.size else (-1, b"")
     valid = rank in waiting and secrets.compare_digest(proof, proof_of(mine.secret, infos[rank]))
@@ -289,11 +289,12 @@ def _no_hello(report: WaitReport, ranks: list[int]) -> RendezvousError:
 def _receive(
     link: socket.socket, info: RankInfo, mine: RankInfo, deadline: Deadline, report: WaitReport
 ) -> HostPeer:
-    link.settimeout(socket_timeout(deadline))
-    try:
-        hello, fds, flags, _ = socket.recv_fds(link, HELLO.size, 2, socket.MSG_CMSG_CLOEXEC)
-    except raised_here(TimeoutError) as error:
-        raise _no_hello(report, [info.rank]) from error
+    poller = select.poll()
+    poller.register(link, select.POLLIN)
+    while not poller.poll(deadline.slice(_SLICE) * 1000):
+        if deadline.expired():
+            raise _no_hello(report, [info.rank])
+    hello, fds, flags, _ = socket.recv_fds(link, HELLO.size, 2, socket.MSG_CMSG_CLOEXEC)
     whole = len(hello) == HELLO.size and len(fds) == 2
     rank, proof = HELLO.unpack(hello) if whole else (-1, b"")
     if rank == info.rank and secrets.compare_digest(proof, proof_of(mine.secret, info)):

@@ -12,6 +12,7 @@ A message is JSON behind the length. Only the rank's control thread reads; any t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import select
 import socket
@@ -23,7 +24,7 @@ from typing import Any
 
 from nc10d.backend.cpu.control.silence import DEFAULT_SECONDS, LOOKS, SilenceWatch
 from nc10d.base.deadline import monotonic
-from nc10d.base.signal_errors import raised_here, suppress_here
+from nc10d.base.signal_errors import raised_here
 
 _LENGTH = struct.Struct("<I")
 _MOST_BYTES = 1 << 16
@@ -71,10 +72,8 @@ class ControlConnection:
             while self._out and self.ended is None:
                 try:
                     sent = self.wire.send(self._out[0], socket.MSG_NOSIGNAL)
-                except raised_here(BlockingIOError, InterruptedError):
-                    return
                 except raised_here(OSError):
-                    return  # `receive` finds the reason
+                    return  # until the socket has room again, or `receive` finds the reason
                 self._out[0] = self._out[0][sent:]
                 if not self._out[0]:
                     self._out.popleft()
@@ -92,9 +91,9 @@ class ControlConnection:
         while self.ended is None:
             try:
                 data = self.wire.recv(65536)
-            except raised_here(BlockingIOError, InterruptedError):
+            except (BlockingIOError, InterruptedError):
                 break
-            except raised_here(OSError) as error:
+            except OSError as error:
                 self._end(error.strerror or str(error))
                 break
             if not data:
@@ -110,7 +109,7 @@ class ControlConnection:
     def give_up(self, reason: str) -> None:
         """End the connection; the poller reports it."""
         self._end(reason)
-        with suppress_here(OSError):
+        with contextlib.suppress(OSError):
             # A reset, when the socket is closed: a peer that still hears learns of the end at once.
             # The regular end would queue behind data that the peer can't acknowledge.
             self.wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -234,7 +233,7 @@ class ControlConnections:
         """Close all connections; if `shared` (in a forked child), they stay open in the parent."""
         for connection in self.connections.values():
             if not shared:
-                with suppress_here(OSError):
+                with contextlib.suppress(OSError):
                     connection.wire.shutdown(socket.SHUT_RDWR)
             connection.wire.close()
             connection.ended = connection.ended or "this rank has closed it"

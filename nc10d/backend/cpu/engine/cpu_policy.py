@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nc10d.backend.cpu.algorithms.group_shape import DEFAULTS, NEVER, Thresholds
-from nc10d.base.signal_errors import raised_here
 from nc10d.errors import RendezvousError
 from nc10d.kernels.copy import cpu_name
 
@@ -52,7 +51,7 @@ def quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> float:
     """Return how many cores' time the cgroup may use, at least 1.0; infinite without a limit."""
     try:
         limit, period = path.read_text().split()[:2]
-    except raised_here(OSError, ValueError):
+    except (OSError, ValueError):
         return float("inf")
     return float("inf") if limit == "max" else max(1.0, int(limit) / int(period))
 

@@ -31,7 +31,6 @@ from nc10d.backend.cpu.transport.connect import EndpointExchange, connect
 from nc10d.backend.cpu.transport.remote_group import PURPOSES, RemoteGroup
 from nc10d.base import error_wire
 from nc10d.base.deadline import Deadline
-from nc10d.base.signal_errors import from_handler, raised_here
 from nc10d.base.stored import read_json, whole
 from nc10d.base.text import join_words, members_text
 from nc10d.base.wait_report import WaitReport
@@ -69,20 +68,22 @@ def form(spec: GroupSpec) -> GroupMemory:
     """Allocate this rank's area for a group; return all local areas. Blocks until all call.
 
     A DistError, the same on every rank, explains why the group was not formed: RendezvousError
-    for ranks that did not come before the deadline, PeerLost for ranks that have died. Any other
-    error, as from a signal's handler, is raised unchanged, and the others learn about it.
+    for ranks that did not come before the deadline, PeerLost for ranks that have died. Another
+    end of this call is raised as it is, and the others learn of it; so do they of an error of a
+    signal's handler, which cancels the deadline.
     """
     context, store = spec.context, spec.store
     offset, slot_bytes = _allocate(spec)
     failure: BaseException | None = None
     try:
         outcome = _arrive(spec, offset, slot_bytes)
-    except BaseException as error:  # noqa: BLE001  (the other ranks must learn of Ctrl-C, too)
+    except BaseException as error:  # noqa: BLE001  (the other ranks must learn of it, too)
         # An error about the group is agreed with the others; any other error is this rank's own.
-        failure = error if not isinstance(error, DistError) or from_handler(error) else None
+        cancelled = spec.deadline.cancelled()
+        failure = cancelled or (None if isinstance(error, DistError) else error)
         try:
-            outcome = publish_outcome(store, _encoded(error, spec))
-        except raised_here(DistError):
+            outcome = publish_outcome(store, _encoded(failure or error, spec))
+        except DistError:
             # The area stays allocated: the other ranks may use it.
             if failure is not None:
                 raise failure  # noqa: B904  (no consequence of the store's error)

@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from nc10d.backend.cpu.memory import proc
 from nc10d.backend.cpu.native.offsets import PAGE as PAGE
-from nc10d.base.signal_errors import from_handler, raised_here
+from nc10d.base.signal_errors import from_handler
 
 ALIGNED = 2 << 20
 ODD_BYTES = 37 << 21
@@ -54,6 +54,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = _libc.mremap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 _libc.mremap.argtypes = [ctypes.c_void_p, *[ctypes.c_size_t] * 2, ctypes.c_int, ctypes.c_void_p]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
 
 
@@ -91,7 +92,7 @@ class ArenaMapping:
         nbytes = os.fstat(fd).st_size
         try:
             self._map = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED)
-        except raised_here(OSError) as error:
+        except OSError as error:
             raise MemoryError(
                 f"no address space for the {nbytes} bytes that a rank of this host shares: "
                 f"{error.strerror} (ulimit -v, or the kernel's vm.max_map_count)"
@@ -105,9 +106,7 @@ class ArenaMapping:
 
     def give_back(self, offset: int, nbytes: int) -> None:
         """Return a piece's memory to the system, whichever process uses it."""
-        try:
-            self._map.madvise(mmap.MADV_REMOVE, offset, nbytes)
-        except raised_here(OSError):  # a part has private pages
+        if _libc.madvise(self.base + offset, nbytes, mmap.MADV_REMOVE):  # a part has private pages
             self.discard(offset, nbytes)
 
     def words(self, offset: int, count: int) -> npt.NDArray[np.int64]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import select
 import socket
@@ -13,12 +14,16 @@ from pathlib import Path
 
 from nc10d.backend.cpu.memory import proc
 from nc10d.backend.cpu.memory.arena import ArenaMapping
-from nc10d.base.signal_errors import raised_here
+from nc10d.base.run_to_end import off_main
 
 
+@functools.cache  # first called while a group forms, which is never in the main thread
 def process() -> str:
     """Return a name for this process that is unique on its host; pids repeat in containers."""
     return f"{proc.namespace('pid')}/{os.getpid()}"
+
+
+os.register_at_fork(after_in_child=process.cache_clear)
 
 
 # A killed process loses memory and sockets first; the pidfd becomes ready within this time.
@@ -34,6 +39,7 @@ def ended(peer: HostPeer, patience_ms: int = _DYING_MS) -> bool:
     return bool(poller.poll(patience_ms))
 
 
+@off_main
 def death(peer: HostPeer) -> str:
     """Return for an error text how a process ended: by a signal, or with a code, if known."""
     status = _status_of_zombie(peer.pid)
@@ -50,7 +56,7 @@ def _status_of_zombie(pid: int) -> int | None:
     try:
         # The line holds the process's name, which may end in the middle of a UTF-8 character.
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except raised_here(OSError):
+    except OSError:
         return None
     fields = stat.rpartition(")")[2].split()
     # proc(5): the state is field 3, the exit status field 52 (0 without permission to read it).
@@ -67,7 +73,7 @@ def _status_by_pidfd(pidfd: int) -> int | None:
     struct.pack_into("<Q", info, 0, _INFO_EXIT)
     try:
         fcntl.ioctl(pidfd, _GET_INFO, info)
-    except raised_here(OSError):
+    except OSError:
         return None
     (mask,) = struct.unpack_from("<Q", info, 0)
     (status,) = struct.unpack_from("<i", info, 60)

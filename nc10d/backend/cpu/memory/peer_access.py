@@ -25,15 +25,15 @@ from nc10d.backend.cpu.native import entry_points
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.backend.cpu.native.offsets import Words
-from nc10d.base.signal_errors import raised_here, suppress_here
+from nc10d.base.run_to_end import off_main
 
 # In the page of a rank's doorbell, behind NOTICE_VERSION (offsets.py): the address and the value
 # of a word in the rank's private memory.
 PROBE = 128
-MAYBE_COPYING = "RD"
+MAYBE_COPYING = "RD?"
 """States of a thread that may be amid a copy (proc_pid_stat(5)): running or ready to run, or asleep
 in the kernel uninterruptibly. A signal stops a thread only before or after a copy."""
-GONE = "X"
+GONE, UNKNOWN = "X", "?"
 
 
 class AccessProbe:
@@ -67,12 +67,11 @@ def access_to(peer: HostPeer) -> int:
     iovec = plain.address(there)
     writes = entry_points.write_process(peer.pid, buffer, 8, iovec, iovec + 16) == 8
     # To withdraw exposed memory, a rank reads the states of peers' threads: that must work, too.
-    with suppress_here(OSError):
-        if writes and _state(peer.pid, peer.pid) != GONE:
-            return at.WRITES
-    return at.READS
+    known = writes and _state(peer.pid, peer.pid) not in (GONE, UNKNOWN)
+    return at.WRITES if known else at.READS
 
 
+@off_main
 def withdraw(area: int, processes: Iterable[int]) -> None:
     """Withdraw the private memory that this rank's area exposes; then no peer writes there. Blocks.
 
@@ -84,24 +83,20 @@ def withdraw(area: int, processes: Iterable[int]) -> None:
     while (seen := entry_points.load_word(nbytes)) != 0:
         entry_points.compare_and_swap(nbytes, seen, 0)
     while (writer := entry_points.load_word(area + at.AREA_WRITER)) != 0:
-        if not any(_may_be_writing(pid, writer) for pid in processes):
+        if not any(_state(pid, writer) in MAYBE_COPYING for pid in processes):
             return
         os.sched_yield()
 
 
-def _may_be_writing(pid: int, thread: int) -> bool:
-    try:
-        return _state(pid, thread) in MAYBE_COPYING
-    except raised_here(OSError):  # the state is unknown, e.g. because no descriptor is free
-        return True
-
-
 def _state(pid: int, thread: int) -> str:
-    """Return the letter for a thread's state; GONE if there is no such thread."""
+    """Return the letter for a thread's state; GONE if there is no such thread.
+
+    UNKNOWN if its state can't be read, e.g. because no descriptor is free.
+    """
     try:
         status = Path(f"/proc/{pid}/task/{thread}/stat").read_text()
-    except raised_here(FileNotFoundError, ProcessLookupError):
-        return GONE
+    except OSError as error:
+        return GONE if isinstance(error, FileNotFoundError | ProcessLookupError) else UNKNOWN
     return status.rpartition(")")[2].split()[0]
 
 

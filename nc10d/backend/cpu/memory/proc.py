@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from nc10d.base.signal_errors import raised_here
 from nc10d.errors import UnsupportedPlatform
 
 
@@ -13,7 +12,7 @@ def read(name: str) -> str:
     """Return the text of /proc/`name`; UnsupportedPlatform if that cannot be read."""
     try:
         return Path("/proc", name).read_text()
-    except raised_here(OSError) as error:
+    except OSError as error:
         raise _unreadable(error) from error
 
 
@@ -21,7 +20,7 @@ def namespace(kind: str) -> int:
     """Return the number of this process's namespace for a `kind` ("net"); raises as `read`."""
     try:
         return os.stat(f"/proc/self/ns/{kind}").st_ino
-    except raised_here(OSError) as error:
+    except OSError as error:
         raise _unreadable(error) from error
 
 

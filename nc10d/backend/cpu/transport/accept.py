@@ -26,7 +26,6 @@ from nc10d.auth.admission import Admission
 from nc10d.auth.handshake import BadHandshake, HandshakeAnswerer, HandshakeCaller, Introduction
 from nc10d.backend.cpu.transport.addresses import tcp_socket
 from nc10d.base.deadline import monotonic
-from nc10d.base.signal_errors import raised_here
 
 MOST_STRANGERS = 256
 # Below MOST_STRANGERS: connections accepted in a batch must be read before a later batch may
@@ -117,7 +116,7 @@ class Acceptor:
         for _ in range(_BATCH):
             try:
                 wire, _ = self._listener.accept()
-            except raised_here(OSError):  # no connection waits, or the caller has gone meanwhile
+            except OSError:  # no connection waits, or the caller has gone meanwhile
                 return
             self._await_hello(wire)
 
@@ -136,9 +135,9 @@ class Acceptor:
     def _continue(self, handshake: PendingHandshake) -> None:
         try:
             self._step(handshake)
-        except raised_here(BlockingIOError):
+        except BlockingIOError:
             return
-        except raised_here(OSError, BadHandshake) as error:
+        except (OSError, BadHandshake) as error:
             # A wrong answer to a call is an error in the job; a wrong caller may be anybody.
             if isinstance(handshake.side, HandshakeCaller):
                 raise _refused(handshake, error) from error

@@ -19,7 +19,6 @@ import struct
 from pathlib import Path
 
 from nc10d.base.resolve import DEFAULT_SECONDS, dns_seconds, resolve
-from nc10d.base.signal_errors import raised_here
 from nc10d.errors import RendezvousError
 from nc10d.store.base import Store
 
@@ -55,7 +54,7 @@ def _ipv4(name: str) -> str | None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             raw = fcntl.ioctl(probe, _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
-        except raised_here(OSError):
+        except OSError:
             return None
     # struct ifreq: 16 bytes of name, then sockaddr_in with the address behind family and port.
     return socket.inet_ntoa(raw[20:24])
@@ -64,7 +63,7 @@ def _ipv4(name: str) -> str | None:
 def _ipv6(name: str) -> str | None:
     try:
         lines = Path("/proc/net/if_inet6").read_text().splitlines()
-    except raised_here(OSError):
+    except OSError:
         return None
     for line in lines:
         digits, _, _, scope, _, interface = line.split()
@@ -91,7 +90,7 @@ def _towards(server: tuple[str, int]) -> str:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(address)
             return str(probe.getsockname()[0])
-    except raised_here(OSError) as error:
+    except OSError as error:
         raise RendezvousError(f"no way to the store at {server[0]}: {error}") from error
 
 
@@ -121,7 +120,7 @@ def control(wire: socket.socket) -> str:
     """Return the name of a TCP socket's congestion control; empty if unknown."""
     try:
         name = wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-    except raised_here(OSError):  # a kernel without the option
+    except OSError:  # a kernel without the option
         return ""
     return name.partition(b"\0")[0].decode()
 
@@ -129,7 +128,7 @@ def control(wire: socket.socket) -> str:
 def _set(wire: socket.socket, name: str) -> bool:
     try:
         wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
-    except raised_here(OSError):
+    except OSError:
         return False
     return True
 
@@ -137,5 +136,5 @@ def _set(wire: socket.socket, name: str) -> bool:
 def _allowed() -> str:
     try:
         return ", ".join(_ALLOWED.read_text().split())
-    except raised_here(OSError):
+    except OSError:
         return "an unknown list"

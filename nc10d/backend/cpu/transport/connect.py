@@ -23,7 +23,6 @@ from nc10d.auth.token import job_token, require_token
 from nc10d.backend.cpu.transport.accept import Acceptor
 from nc10d.backend.cpu.transport.addresses import tcp_socket
 from nc10d.base.deadline import Deadline
-from nc10d.base.signal_errors import raised_here
 from nc10d.base.stored import read_json, whole
 from nc10d.base.text import ranks_text
 from nc10d.base.wait_report import WaitReport
@@ -122,9 +121,9 @@ def connect(
                     acceptor.call((there.address, there.port), there.key(), introduction)
             acceptor.run(check_time)
             complete = True
-        except raised_here(StoreError):  # an OSError as well, but its text already explains it
+        except StoreError:  # an OSError as well, but its text already explains it
             raise
-        except raised_here(OSError) as error:
+        except OSError as error:
             message = f"rank {rank} could not reach the other hosts of {name!r}: {error}"
             raise RendezvousError(message, rank=rank, group=name) from error
         finally:
@@ -145,7 +144,7 @@ def _listener(address: str) -> socket.socket:
     try:
         # Port 0: the kernel chooses a free port, so jobs on the same host do not collide.
         listener.bind((address, 0))
-    except raised_here(OSError) as error:
+    except OSError as error:
         listener.close()
         raise RendezvousError(f"can't listen on {address}: {error}") from error
     listener.listen(_BACKLOG)

@@ -5,6 +5,7 @@ A group on a single host has no RemoteGroup.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from typing import TYPE_CHECKING
@@ -18,8 +19,7 @@ from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.backend.cpu.transport.addresses import own_address
 from nc10d.backend.cpu.transport.connect import EndpointExchange, PeerSockets, close_all, connect
 from nc10d.base.deadline import Deadline
-from nc10d.base.run_to_end import import_to_end
-from nc10d.base.signal_errors import suppress_here
+from nc10d.base.run_to_end import import_to_end, off_main
 from nc10d.store.base import Store
 
 if TYPE_CHECKING:
@@ -75,12 +75,13 @@ class RemoteGroup:
         by_address = {s.address: s for s in (self.streams, *streams)}
         return by_address[channel.spec.streams].error()
 
+    @off_main
     def close(self) -> None:
         """Shut the connections down and close them; the channels have been stopped before."""
         for pair in self._sockets.values():
             for wire in pair:
                 # Shut down first: a forked child may hold copies, which keep a closed socket open.
-                with suppress_here(OSError):
+                with contextlib.suppress(OSError):
                     wire.shutdown(socket.SHUT_RDWR)
         close_all(self._sockets)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from nc10d.backend.nccl.bindings.header_table import CONFIG, CONSTANTS, ENUMS, FUNCTIONS, Version
-from nc10d.base.signal_errors import raised_here
+from nc10d.base.run_to_end import off_main
 from nc10d.cuda.driver import require_device
 from nc10d.errors import NCCLError, UnsupportedPlatform
 
@@ -72,12 +72,13 @@ CTYPES: dict[str, Any] = {
 class Library:
     """A loaded libnccl. Calls release the GIL."""
 
+    @off_main
     def __init__(self, path: str) -> None:
         """Load the library at `path`; UnsupportedPlatform if that can't be."""
         self.path = path
         try:
             self._dll = ctypes.CDLL(path)
-        except raised_here(OSError) as error:
+        except OSError as error:
             raise UnsupportedPlatform(f"NCCL can't be loaded ({error}): {_HOW}") from error
         code = ctypes.c_int()
         self._raw("ncclGetVersion")(ctypes.byref(code))
