@@ -66,13 +66,11 @@ class StoreSession:
         StoreError at once if the program that answers is not a store, or the loopback interface
         is down.
         """
-        connection = run_to_end(
-            partial(self._connected, deadline), deadline.cancel, StoreConnection.close
-        )
+        call = partial(self._connected, deadline, monotonic())
+        connection = run_to_end(call, deadline.cancel, StoreConnection.close)
         self._connection, self.is_nc10d = connection, connection.is_nc10d
 
-    def _connected(self, deadline: Deadline) -> StoreConnection:
-        begun = monotonic()
+    def _connected(self, deadline: Deadline, begun: float) -> StoreConnection:
         try:
             return connect(self.host, self.port, deadline, self._token)
         except (NotAStore, LoopbackDown) as error:
