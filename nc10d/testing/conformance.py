@@ -6,8 +6,9 @@
 The check runs (a) a pairwise cover of call x dtype x reduction x world size x shape and layout x
 mode, (b) every reduction with every dtype, which must be right or raise the TypeError of
 `nc10d.arrays.dtypes.check_reduce`, and (c) the requirements in `nc10d.testing.requirements`:
-messages, barriers, groups, abort. Ranks are threads or processes, and live from case to case.
-Results, unchanged inputs and the bytes beside and between the elements are compared.
+messages, barriers, groups, abort. A backend may lack scan and exscan: all ranks then raise a
+TypeError. Ranks are threads or processes, and live from case to case. Results, unchanged inputs and
+the bytes beside and between the elements are compared.
 
 `cover` returns the cases and `complaints` runs a single case, for suites with their own loop.
 """
