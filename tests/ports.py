@@ -1,4 +1,4 @@
-"""Ports of this machine: one that is free, and one that is served no more."""
+"""Ports of this machine: a free one, and a wait until a server has given one up."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def wait_refused(port: int) -> None:
     end = time.monotonic() + 30
     while time.monotonic() < end:
         try:
-            # A server closes its listener at its end; a connection in its queue is reset.
-            connection, reset = socket.create_connection((HOST, port), 5), ConnectionResetError
-            with connection, contextlib.suppress(reset):
-                connection.recv(1)
-        except OSError:
+            connection = socket.create_connection((HOST, port), 5)
+        except ConnectionRefusedError:
             return
+        # A server closes its listener at its end, and a connection in its queue is reset.
+        with connection, contextlib.suppress(ConnectionResetError, TimeoutError):
+            connection.recv(1)
     raise AssertionError(f"{port} is still served")

@@ -9,7 +9,7 @@ for an error that a handler may raise, too, must be one of these:
 - it never runs in the main thread: its function is decorated by `off_main`, or OFF_MAIN names it;
 - EXCEPTED names it, with a reason.
 
-A clause whose block calls nothing can't be interrupted.
+A clause whose block has no call, with or loop can't be interrupted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "nc10d"
 MOST = 40
-"""Uses of raised_here and suppress_here, at most: more code belongs off the main thread."""
+"""Upper bound on the uses; beyond that, move code off the main thread."""
 
 _FORMATION = "groups form off the main thread (CpuBackend's _formed)"
 _OWN_THREAD = "it runs on a thread of its own"
@@ -31,7 +31,6 @@ OFF_MAIN = {
     "kernels/": "run_to_end compiles and loads all code",
     "run/": _PROCESS,
     "debug/": _PROCESS,
-    "testing/": "the test kit raises what it finds",
     "warmup.py": _PROCESS,
     "auth/__main__.py": _PROCESS,
     "store/__main__.py": _PROCESS,
@@ -67,6 +66,7 @@ _PARSES = "it parses a text that is there, for some microseconds"
 _ASKS = "an array's own code answers, before anything is sent"
 _TORCH = "torch knows its own kinds of errors alone; nc10d's DistErrors are no user's kinds"
 EXCEPTED = {
+    "testing/": "the test kit raises what it finds",
     "api/backend_names.py:is_backend_available": _PARSES,
     "api/calls.py:rank_in": _PARSES,
     "api/object_exchange.py:encode_outgoing": "the error comes out after the exchange",
@@ -74,7 +74,7 @@ EXCEPTED = {
     "arrays/exporters.py:host_view": _ASKS,
     "arrays/exporters.py:_export_of": _ASKS,
     "backend/cpu/control/group_control.py:suspects": _PARSES,
-    "backend/cpu/engine/channel.py:reap": "the loop looks again",
+    "backend/cpu/engine/channel.py:reap": "the next pass of the loop retries",
     "backend/cpu/memory/arena.py:_take": "the hole is gone all the same",
     "backend/cpu/p2p/receive_queues.py:advance": "the Work raises the error",
     "backend/nccl/device_group.py:accept": "the failed group raises its cause",
@@ -82,7 +82,7 @@ EXCEPTED = {
     "backend/polled/polled_group.py:_begin": "the group fails with the error, which peers learn",
     "backend/polled/polled_group.py:_advance_task": "the group fails with the error, as above",
     "base/error_wire.py": _PARSES,
-    "base/signal_errors.py:start": "it tells the handler's error itself",
+    "base/signal_errors.py:start": "it tests by `from_handler`",
     "base/uncaught.py:_shows_all": "the program has died of another error",
     "cuda/driver.py:describe": _PARSES,
     "store/values.py:read_number": _PARSES,
@@ -100,7 +100,7 @@ _SYSTEM = {
 
 
 def kinds() -> set[str]:
-    """Return the names of the errors that a handler may raise, and the library as well."""
+    """Return the names of errors that both a handler and the library may raise."""
     tree = ast.parse((PACKAGE / "errors.py").read_text())
     errors = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
     return _SYSTEM | {"Exception", "RuntimeError", "ValueError", "ImportError"} | (errors - _OWN)

@@ -27,7 +27,7 @@ SLICE = 0.05
 compiling = threading.RLock()
 """Held while anything is compiled or loaded. A fork waits for this, so that a child can compile."""
 _running: dict[int, _thread.LockType] = {}
-"""What each thread of `run_to_end` holds until its end, where its result can't be dropped."""
+"""By thread: the lock that is released at its end, for calls without `drop`."""
 callers: dict[int, list[FrameType]] = {}
 """The main thread's frames that have called `run_to_end`, by the thread that makes the call."""
 
@@ -38,14 +38,15 @@ def run_to_end(
     drop: Callable[[T], object] | None = None,
     grace: float = 0.0,
 ) -> T:
-    """Return `call()`, made by another thread; a handler's error leaves the main thread at once.
+    """Return `call()`, made on another thread.
 
-    Any other thread makes the call itself. So does the main thread amid an import: the other thread
-    could wait for a module whose lock the main thread holds. No lock that `call` takes may be held.
+    The main thread only waits, so a handler's error leaves this function at once. The caller must
+    hold no lock that `call` takes. Any other thread makes the call itself. So does the main thread
+    amid an import: the other thread could wait for a module whose lock the main thread holds.
 
-    A fork and the end of Python wait for the end of `call`, unless `drop` takes a result that comes
-    after a handler's error. `cancel(error)` then ends the call's waits, and the error waits for up
-    to `grace` seconds for the end of the call.
+    Without `drop`, a fork and Python's exit wait for the end of `call`. With `drop`, they do not: a
+    result that comes after a handler's error goes to `drop`. `cancel(error)` then ends the waits in
+    `call`, and the error waits up to `grace` seconds for its end.
     """
     if threading.get_ident() != threading.main_thread().ident or _amid_import():
         return call()
@@ -53,7 +54,8 @@ def run_to_end(
     errors: list[BaseException] = []
     held = _thread.allocate_lock()
     held.acquire()
-    # In a list: `from_handler` knows a handler by the frame among its local values.
+    # In a list, where `from_handler` does not look: a frame among a function's own variables would
+    # mark this function as a handler.
     caller = [sys._getframe(1)]
 
     def run() -> None:
@@ -62,10 +64,9 @@ def run_to_end(
         if drop is None:
             _running[thread] = held
         try:
-            found = call()
-            results.append(found)
-            if drop is not None and is_left() and results:
-                drop(results.pop())
+            results.append(call())
+            if drop is not None and is_left():
+                _drop_one(results, drop)
         except BaseException as error:  # noqa: BLE001  (the main thread raises it)
             errors.append(error)
         finally:
@@ -91,10 +92,17 @@ def run_to_end(
                 cancel(error)
             if not (results or errors):
                 held.acquire(timeout=grace)
-            if results:
-                drop(results.pop())
+            _drop_one(results, drop)
         raise
     raise errors.pop()
+
+
+def _drop_one(results: list[T], drop: Callable[[T], object]) -> None:
+    try:
+        result = results.pop()
+    except IndexError:  # there is none yet, or the other thread has it
+        return
+    drop(result)
 
 
 def is_left() -> bool:
@@ -106,10 +114,10 @@ def off_main(function: Callable[P, T]) -> Callable[P, T]:
     """Have `run_to_end` make all calls of the decorated function: no handler raises in them."""
 
     @wraps(function)
-    def caller(*args: P.args, **kwargs: P.kwargs) -> T:
+    def on_thread(*args: P.args, **kwargs: P.kwargs) -> T:
         return run_to_end(partial(function, *args, **kwargs))
 
-    return caller
+    return on_thread
 
 
 def import_to_end(module: str) -> Any:
@@ -158,7 +166,7 @@ os.register_at_fork(
 
 @atexit.register
 def _at_exit() -> None:
-    """Let Python end, but not amid a call of LLVM."""
+    """Let Python end, but not amid a compilation."""
     _wait_for_ends()
     with compiling:
         pass

@@ -63,6 +63,7 @@ class OperationFacts:
     | `per_rank` | the arrays with a chunk for each rank: lists, or flat arrays |
     | `flat_name` | the public call for flat arrays, where that is another call |
     | `compared` | the array whose type and count all ranks must give alike |
+    | `optional` | whether a backend may refuse the call, by a TypeError on all ranks |
     | `own_sizes` | whether only a sender and its receiver know the sizes of an operation |
     | `fields`, `arrays` | the names of all fields, and the arrays' names |
     | `reduces`, `has_root`, `is_message`, `on_one_array` | read off the fields |
@@ -79,6 +80,7 @@ class OperationFacts:
     per_rank: tuple[str, ...] = ()
     flat_name: str = ""
     compared: str = "x"
+    optional: bool = False
     own_sizes: Callable[[Any], bool] = lambda op: False
 
     # Read off the class and the fields above:
@@ -263,6 +265,7 @@ _FACTS = (
         lambda extra, x, y: Scan(x, extra),
         reads={"x": EVERYWHERE},
         writes={"x": EVERYWHERE},
+        optional=True,
     ),
     OperationFacts(
         ExScan,
@@ -271,6 +274,7 @@ _FACTS = (
         lambda extra, x, y: ExScan(x, *extra),
         reads={"x": EVERYWHERE},
         writes={"x": EVERYWHERE},
+        optional=True,
     ),
     OperationFacts(
         Barrier,

@@ -28,6 +28,7 @@ from nc10d.arrays.dtypes import DType
 from nc10d.backend.protocol import Factory
 from nc10d.backend.registry import register_backend, unregister_backend
 from nc10d.group.process_group import ProcessGroup
+from nc10d.ops.facts import FACTS
 from nc10d.testing import reference
 from nc10d.testing.cases import OPS, CollectiveCase, allowed, cover, reduction
 from nc10d.testing.hosts.external_ranks import Launcher, rank_of
@@ -39,8 +40,6 @@ from nc10d.testing.strategies import CollectiveCall, mixed_values, outputs
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MOST_FAILURES = 10
-MAY_REFUSE = (O.Scan, O.ExScan)
-"""The calls that a backend may lack: all ranks then raise a TypeError."""
 
 __all__ = ["CollectiveCase", "check_backend", "complaints", "cover"]
 
@@ -61,7 +60,7 @@ def complaints(
     """
     call = case.build()
     row = [[value] * case.size for value in (call, case.mode, make)]
-    if call.kind in MAY_REFUSE and all(ranks.run(_is_refused, row[0])):
+    if FACTS[call.kind].optional and all(ranks.run(_is_refused, row[0])):
         return []
     answers = ranks.run(_run_case, *row)
     found = [f"rank {rank}: {text}" for rank, (_, texts) in enumerate(answers) for text in texts]

@@ -1,7 +1,7 @@
 """Laws of the backends over a library that is polled (MPI, UCC).
 
-A module of tests has the laws by `from polled_laws import *`, and a fixture `ranks` with SIZE ranks
-on its backend. A rank runs each function with its group.
+A test module imports the laws by `from polled_laws import *`, and defines a fixture `ranks` with
+SIZE ranks on its backend. A rank runs each function with its group.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def wrong_length(group: ProcessGroup, sent: int, taken: int) -> None:
         sub.isend(np.ones(sent), 1)
     if group.rank == 1:
         raised(CollectiveMismatch, lambda: sub.recv(np.ones(taken), 0))
-    if group.rank == 2:
+    if group.rank == 2:  # the group has failed on rank 0 and 1, so on rank 2, too
         raised(CollectiveMismatch, lambda: sub.recv(np.ones(1), 0))
     group.barrier()
 
@@ -222,7 +222,7 @@ def a_rank_leaves(group: ProcessGroup) -> None:
             group.recv(np.zeros(1), 0)  # rank 1's failure is rank 0's, too
         text = raised(PeerLost, lambda: sub.recv(np.ones(1), 2))
         assert "rank 2" in text
-        assert time.monotonic() - before < 10, "nobody waits for the group's timeout"
+        assert time.monotonic() - before < 10, "no rank waits for the group's timeout"
     group.barrier()
 
 
@@ -286,14 +286,14 @@ def test_threads_may_use_groups_of_their_own_at_once(ranks: Ranks) -> None:
 
 def in_any_order(group: ProcessGroup) -> bytes:
     sub = whole_group(group, options=options_of(group)(any_order=True))
-    rng = [np.random.default_rng(rank) for rank in range(SIZE)]
-    all_of = [generator.random(1000, np.float32) + np.float32(0.5) for generator in rng]
-    x, found = all_of[group.rank], b""
+    generators = [np.random.default_rng(rank) for rank in range(SIZE)]
+    arrays = [generator.random(1000, np.float32) + np.float32(0.5) for generator in generators]
+    x, found = arrays[group.rank], b""
     for op, want in (
-        (SUM, sum(all_of)),
-        (AVG, sum(all_of) / np.float32(3)),
-        (PRODUCT, all_of[0] * all_of[1] * all_of[2]),
-        (premul_sum(2.0), 2 * sum(all_of)),
+        (SUM, sum(arrays)),
+        (AVG, sum(arrays) / np.float32(3)),
+        (PRODUCT, arrays[0] * arrays[1] * arrays[2]),
+        (premul_sum(2.0), 2 * sum(arrays)),
     ):
         for dtype, error in ((np.float32, 1e-6), (np.float16, 1e-2)):
             y = x.astype(dtype)
@@ -302,12 +302,12 @@ def in_any_order(group: ProcessGroup) -> bytes:
             found += y.tobytes()
     out = np.zeros(1, np.float32)
     sub.reduce_scatter_tensor(out, x[:3].copy(), AVG)
-    assert np.allclose(out, sum(all_of)[group.rank] / 3, rtol=1e-6)
+    assert np.allclose(out, sum(arrays)[group.rank] / 3, rtol=1e-6)
     sub.close()
     return found
 
 
-def test_the_library_may_choose_the_order_of_sums(ranks: Ranks) -> None:
+def test_ranks_get_the_same_bits_where_the_library_chooses_the_order(ranks: Ranks) -> None:
     assert len(set(ranks.run(in_any_order))) == 1
 
 

@@ -66,11 +66,7 @@ def libraries(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def complaints(size: int, dtypes: tuple[DType, ...], seed: int = 0) -> tuple[int, list[str]]:
     """Return the number of checks on `size` ranks, and the failures."""
-    cases = [
-        case
-        for case in cover((size,), dtypes, seed)
-        if has(case.dtype, case.op) and case.call not in ("scan", "exscan")
-    ]
+    cases = [case for case in cover((size,), dtypes, seed) if has(case.dtype, case.op)]
     from_any = any_source_takes_each_message_once, receives_take_messages_in_the_order_of_posting
     demands = [requirement for requirement in REQUIREMENTS if requirement not in from_any]
     found = []

@@ -18,6 +18,7 @@ import nc10d.torch
 from nc10d import ops as O
 from nc10d.arrays.dtypes import ElementKind, dtype_of
 from nc10d.group.world import World
+from nc10d.ops.facts import FACTS
 from nc10d.testing import layouts, reference, strategies
 from nc10d.testing.cases import cover
 from nc10d.torch.backend.python_backend import PythonBackend
@@ -28,7 +29,8 @@ from nc10d.torch.tensors import DTYPES, as_numpy, as_tensor
 SIZE = 3
 RANKS = {"world_size": SIZE, "kind": "processes", "timeout": 60}
 PROGRAMS = int(os.environ.get("TORCH_PROGRAMS", "60"))  # 2000 in docs/torch.md
-WITHOUT_CALL = {"gather_single", "scatter_single", "scan", "exscan"}
+WITHOUT_CALL = {"gather_single", "scatter_single"}
+WITHOUT_CALL |= {facts.name for facts in FACTS.values() if facts.optional}
 """Calls that no torch group has, or none before 2.14."""
 CASES = [
     case
@@ -174,7 +176,7 @@ def test_every_case_has_the_results_of_the_oracle(ranks):
 
 def torch_has(call):
     """Return whether torch.distributed has the call, and passes its reduction on."""
-    lacks = call.kind in (O.Scan, O.ExScan)
+    lacks = FACTS[call.kind].optional
     if lacks or (call.kind in (O.Gather, O.Scatter) and call.flat):
         return False
     x = call.inputs[0]
