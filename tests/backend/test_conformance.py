@@ -56,8 +56,9 @@ def test_the_cover_has_every_pair_that_makes_sense() -> None:
         assert all((dtype, shape) in seen for shape in SHAPES)
         assert all((dtype, mode) in seen for mode in MODES)
         assert all((dtype, op) in seen for op in OPS[:-1] if allowed(dtype, op))
+    assert all((call, mode) in seen for call in CALLS for mode in MODES)
     for size in (1, 2, 3, 4, 5):
-        assert all((call, mode) in seen for call in CALLS for mode in MODES)
+        assert all((call, size) in seen for call in CALLS)
         assert all((op, size) in seen for op in OPS)
         assert all((size, shape) in seen for shape in SHAPES)
     assert len(cases) < 290
