@@ -51,7 +51,7 @@ def ranks_of() -> Iterator[Callable[..., Ranks]]:
 
 @pytest.fixture(params=["threads", "processes"])
 def pair(ranks_of: Callable[..., Ranks], request: pytest.FixtureRequest) -> Ranks:
-    """Two ranks with a new group; a module starts each kind once."""
+    """Return two ranks in a new group; a module starts each kind once."""
     ranks = ranks_of(2, request.param)
     ranks.renew()
     return ranks
@@ -60,11 +60,13 @@ def pair(ranks_of: Callable[..., Ranks], request: pytest.FixtureRequest) -> Rank
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Refuse a test whose name holds an address: xdist's workers would collect different tests."""
     if named := [item.nodeid for item in items if re.search(r"0x[0-9a-f]{8}", item.nodeid)]:
-        raise pytest.UsageError(f"an address is no name for a test: {named[:3]}")
+        raise pytest.UsageError(
+            f"a test's id contains an address, which differs between workers: {named[:3]}"
+        )
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """List the ten slowest files of a run of many, with the seconds of their tests and fixtures."""
+    """List the ten slowest files, and their seconds, after a run of more than ten files."""
     seconds: Counter[str] = Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:

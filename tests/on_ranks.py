@@ -1,4 +1,4 @@
-"""A mark for tests of the engine: their bodies run on ranks as they are, without strict mode."""
+"""A mark that runs a test's body on ranks without strict mode."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 
 def on_ranks(*sizes: int, timeout: float = 30.0, **options: Any) -> pytest.MarkDecorator:
-    """Run the body of a test on each of so many ranks; once for each of `sizes`.
+    """Run the body on every rank of a group, once for each size in `sizes`.
 
     Strict mode would watch the arrays, so that no call is prepared, and would refuse the Works that
     these tests drop.

@@ -171,9 +171,9 @@ def exscan(
 ) -> Work | None:
     """Replace `tensor` on rank r by the reduction of the tensors of the ranks before r.
 
-    As MPI_Exscan: rank 0's `tensor` keeps its values. With `identity`, rank 0's is filled with the
-    element that `op` changes no other by: 0 for a sum, the least element for MAX. An average
-    divides by r. `out`, order, errors and blocking are as in scan.
+    As MPI_Exscan: rank 0's `tensor` keeps its values. With `identity`, rank 0's is filled with
+    the identity of `op`: 0 for a sum, the least value for MAX. An average divides by r. `out`,
+    order, errors and blocking are as in scan.
 
         first = np.array([rows])  # how many rows this rank has
         dist.exscan(first, identity=True)  # the number of this rank's first row

@@ -1,9 +1,9 @@
 """Other libraries' host arrays as ndarrays in the same memory.
 
 Contract: the ndarray lies in the exporter's memory, or a TypeError says why not. An exporter may
-use DLPack, the buffer protocol or NumPy's array interface. Its memory is described twice, and both
-descriptions must be equal: an exporter of copies would lose results. NumPy allocates new memory
-where an exporter gives a null pointer; such arrays are refused.
+use DLPack, the buffer protocol or NumPy's array interface. The exporter's memory is described
+twice, and both descriptions must be equal: an exporter of copies would lose results. NumPy
+allocates new memory where an exporter gives a null pointer; such arrays are refused.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A handler runs in the middle of any call and may raise any exception, a TimeoutE
 as well. Such an exception belongs to the user: it must leave a blocking call as it is. So an except
 clause for such types names them by `raised_here`, and `suppress_here` replaces contextlib.suppress.
 Other threads must be able to go on afterwards: Condition, Event and Thread replace Python's own.
-All that is long enough for a thread's start runs off the main thread (run_to_end.py) instead.
+Work that takes longer than a thread's start runs off the main thread instead (run_to_end.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from nc10d.errors import UnsupportedPlatform
 
 E = TypeVar("E", bound=BaseException)
 T = TypeVar("T")
-Lock = AbstractContextManager[Any]
+LockLike = AbstractContextManager[Any]
 thread_ident = ctypes.PYFUNCTYPE(ctypes.c_ulong)(("PyThread_get_thread_ident", ctypes.pythonapi))
 """Return the system's ident of this thread; `threading` may return a greenlet's ident instead."""
 
@@ -43,7 +43,7 @@ def from_handler(error: BaseException | None) -> bool:
     trace = None if error is None else error.__traceback__
     while trace is not None and trace.tb_next is not None:
         interrupted, trace = trace.tb_frame, trace.tb_next
-        if _has_argument(trace.tb_frame, interrupted):
+        if _has_local(trace.tb_frame, interrupted):
             return True
     return False
 
@@ -52,9 +52,9 @@ def _in_main_thread() -> bool:
     return threading.get_ident() == threading.main_thread().ident
 
 
-def _has_argument(frame: FrameType, argument: object) -> bool:
+def _has_local(frame: FrameType, wanted: object) -> bool:
     for value in frame.f_locals.values():
-        if value is argument or (type(value) is tuple and any(one is argument for one in value)):
+        if value is wanted or (type(value) is tuple and any(one is wanted for one in value)):
             return True
     return False
 
@@ -105,7 +105,7 @@ class Condition(_Awaited):
 
     __slots__ = ("_lock",)
 
-    def __init__(self, lock: Lock | None = None) -> None:
+    def __init__(self, lock: LockLike | None = None) -> None:
         super().__init__()
         self._lock = lock or threading.RLock()
 
@@ -139,7 +139,7 @@ class Condition(_Awaited):
 
 
 class Event(_Awaited):
-    """A flag that threads wait for, as threading.Event; a wait may miss a set before a clear."""
+    """A flag to wait for, as threading.Event; a waiter may miss a `set` that a `clear` follows."""
 
     __slots__ = ("_is_set",)
 
@@ -227,7 +227,7 @@ class Thread(threading.Thread):
         """Keep the thread from calling its function; return False if it has begun; idempotent."""
         if self._runs.setdefault(None, False):
             return False
-        # Python keeps a thread that an error has kept from starting; nothing else stays alive.
+        # Python keeps the Thread of a failed start; without the call, nothing else stays alive.
         self._call = None
         return True
 

@@ -47,7 +47,7 @@ VARIABLES = {
     "NC10D_TOKEN_FILE": "",
     "NC10D_UCC_LIBRARY": "",
 }
-"""A pattern of each variable's values, a key in _MEANING; empty for any value."""
+"""By variable: the pattern of its values, a key of _MEANING; empty if any value is allowed."""
 _OF_TESTS = ("NC10D_EMULATED_", "NC10D_REQUIRE_", "NC10D_SCHEDULES")
 
 

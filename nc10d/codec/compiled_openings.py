@@ -57,7 +57,7 @@ OWN_WORDS = 15
 """Words in a block behind those for every hook."""
 (
     O_OWN,  # address of this rank's opening
-    O_TABLE,  # address of the openings that come; in a scatter, that go
+    O_TABLE,  # address of the received openings; on a scatter's root, of those to send
     O_COUNT,  # their number
     O_SCRATCH,  # address of a check's memory
     O_END,  # where the stream in O_OWN ends that is to be sent; 0: none is there

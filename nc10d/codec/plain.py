@@ -121,7 +121,7 @@ def decode_plain(stream: Bytes, locate: Locate = None) -> Any:
     malformed = "the message of a plain object is malformed"
     if stream.size > LARGEST_STREAM or not is_plain(stream):
         raise CodecError(malformed)
-    # It may still hold text that is no UTF-8, a key that can't be hashed, a frame that is cut.
+    # A checked stream may still hold invalid UTF-8, an unhashable key or a cut frame.
     with located(locate):
         return decoded(malformed, pickle.loads, stream.data)
 

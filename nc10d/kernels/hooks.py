@@ -1,7 +1,7 @@
 """The protocol of an object call in compiled code: a prepared call between two hooks.
 
-A hook is a C function of nc10d, no code of the user's. A call uses a block of words: these, and
-behind them the hooks' own words. No other call uses the block meanwhile.
+A hook is a C function of nc10d, no code of the user's. A call uses a block of words: first the
+words below, then the hooks' own. No other call uses the block meanwhile.
 
     file                                   part
     backend/cpu/native/hooked_calls.py     the entry points: hook `before`, operation, hook `after`
@@ -15,7 +15,7 @@ behind them the hooks' own words. No other call uses the block meanwhile.
                      `count` after each, which returns how many  first that has not ended
     reading   held   `after` reads the objects that have come    0, UNFINISHED, RAISED
 
-    answer of the entry point    H_RAN operations have ended, and then
+    answer of the entry point    what follows (H_RAN operations have ended)
     ALL_DONE + H_RAN             the lists are filled
     REFUSED, UNFINISHED          the caller does in Python what is left: all, or the reading
     RAISED                       the entry point raises the exception that is set
@@ -23,7 +23,8 @@ behind them the hooks' own words. No other call uses the block meanwhile.
 
 Invariant: `after` fills the lists in one last step, so every other end leaves them unchanged. The
 way in Python runs the same operations in the same order. So ranks may take different ways, and a
-rank may change over between two operations. The engine's own answers are none of those above.
+rank may change over between two operations. The engine itself never answers REFUSED,
+UNFINISHED, RAISED or ALL_DONE + H_RAN.
 """
 
 (

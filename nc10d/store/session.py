@@ -219,9 +219,10 @@ class StoreSession:
         return self._connection
 
     def _has_just_ended(self, connection: StoreConnection) -> bool:
-        """Cancel the wait that timed out; return whether the wait had just ended and a reply comes.
+        """Cancel the wait that timed out; return True if the wait had just ended: a reply comes.
 
-        Sets `_canceled`: otherwise `_failure` closes the connection.
+        `_canceled` becomes True only if the server confirms the cancellation; otherwise `_failure`
+        closes the connection.
         """
         if not connection.waits:
             return False

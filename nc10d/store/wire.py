@@ -58,7 +58,7 @@ class Limits(NamedTuple):
     """The bounds of a server: bytes of a key, of a value, and in all, items of a list, and clients.
 
     `total` bounds the memory of keys, values, queues, waits, unfinished requests and replies that
-    clients have not read. Each counts with its bytes, an entry with what values.py adds.
+    clients have not read. Each counts by its bytes; an entry also by the overhead in values.py.
     """
 
     key: int = 8 << 10

@@ -2,8 +2,8 @@
 
 Contract: `arrays[r]` is rank r's input. Item r of the result is the array that rank r must hold
 afterwards, bit for bit (NaNs may differ in payload). Reductions fold in rank order, pairwise,
-rounding once each time. Nothing here uses nc10d's kernels; only `compute` changes arrays in place:
-an operation's outputs, given as the operations on all ranks.
+rounding once each time. Nothing here uses nc10d's kernels. Only `compute` and `assign` change
+arrays: the outputs that they get.
 
 >>> import numpy as np
 >>> ranks = [np.array([1.0, 2.0]), np.array([10.0, 20.0])]
@@ -106,7 +106,7 @@ def same_bits(x: Array, y: Array) -> bool:
 
 
 def compute(ops: Sequence[Op]) -> None:
-    """Run an operation, given as the operations on all ranks."""
+    """Run a collective: `ops[r]` is rank r's operation."""
     facts = facts_of(ops[0])
     for name, ranks in facts.writes.items():
         for rank, (op, value) in enumerate(zip(ops, _results(ops), strict=True)):

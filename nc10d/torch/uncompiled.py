@@ -40,7 +40,7 @@ def all_in_python(values: Iterable[object]) -> None:
 
 
 def modules_in_python(*names: str) -> None:
-    """Mark the definitions in loaded modules whose names begin with one of `names`."""
+    """Mark the definitions in each loaded module whose name begins with one of `names`."""
     for name in [*sys.modules]:
         if name.startswith(names):
             found = vars(sys.modules[name]).values()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wrong_calls import RANK, SIZE, WRONG, base, f, frozen, fs
+from wrong_calls import RANK, SIZE, WRONG, float_lists, floats, frozen, shared
 
 from nc10d.arrays.arguments import LARGEST_TAG
 from nc10d.arrays.validate import validate
@@ -29,34 +29,34 @@ from nc10d.ops import (
 
 ROOT = Path(__file__).parents[2]
 GOOD = [
-    AllReduce(f(4)),
-    AllReduce(f(0)),
+    AllReduce(floats(4)),
+    AllReduce(floats(0)),
     AllReduce(np.array(1.0)),
     AllReduce(np.zeros((4, 4))[::2, ::-1]),
     Reduce(frozen(4), 0),
-    Reduce(f(4), np.int64(1)),
+    Reduce(floats(4), np.int64(1)),
     Broadcast(frozen(4), RANK),
-    AllGather(f(12), f(4)),
-    AllGather(base, base[4:8]),
-    AllGather(np.zeros((3, 2, 2), np.float32), f(4)),
-    AllGather(fs(1, 4, 0), f(4)),
-    AllGather([base[0:1], base[4:8], base[8:9]], base[4:8]),
-    AllGather([np.zeros((4, 3), np.float32)[:, i] for i in range(3)], f(4)),
-    ReduceScatter(f(4), f(12)),
-    ReduceScatter(base[4:8], base),
-    ReduceScatter(f(4), fs(1, 4, 7)),
-    ReduceScatter(base[4:8], [base[0:1], base[4:8], base[8:9]]),
-    AllToAll(f(6), f(6)),
-    AllToAll(f(5), f(6), [1, 2, 2], [3, 2, 1]),
-    AllToAll(f(0), f(0)),
-    AllToAll(fs(1, 2, 3), fs(3, 2, 0)),
-    Gather(None, f(4), 0),
-    Gather(fs(1, 4, 2), f(4), RANK),
-    Scatter(f(4), None, 0),
-    Scatter(f(4), fs(1, 4, 2), RANK),
+    AllGather(floats(12), floats(4)),
+    AllGather(shared, shared[4:8]),
+    AllGather(np.zeros((3, 2, 2), np.float32), floats(4)),
+    AllGather(float_lists(1, 4, 0), floats(4)),
+    AllGather([shared[0:1], shared[4:8], shared[8:9]], shared[4:8]),
+    AllGather([np.zeros((4, 3), np.float32)[:, i] for i in range(3)], floats(4)),
+    ReduceScatter(floats(4), floats(12)),
+    ReduceScatter(shared[4:8], shared),
+    ReduceScatter(floats(4), float_lists(1, 4, 7)),
+    ReduceScatter(shared[4:8], [shared[0:1], shared[4:8], shared[8:9]]),
+    AllToAll(floats(6), floats(6)),
+    AllToAll(floats(5), floats(6), [1, 2, 2], [3, 2, 1]),
+    AllToAll(floats(0), floats(0)),
+    AllToAll(float_lists(1, 2, 3), float_lists(3, 2, 0)),
+    Gather(None, floats(4), 0),
+    Gather(float_lists(1, 4, 2), floats(4), RANK),
+    Scatter(floats(4), None, 0),
+    Scatter(floats(4), float_lists(1, 4, 2), RANK),
     Send(frozen(4), 0),
-    Recv(f(4), None, 7),
-    Recv(f(4), None, LARGEST_TAG),
+    Recv(floats(4), None, 7),
+    Recv(floats(4), None, LARGEST_TAG),
     Barrier(),
 ]
 
@@ -68,7 +68,11 @@ def test_valid_operations_pass(op: Any) -> None:
 
 NO_CALLS: Any = [
     (object(), TypeError, "unknown operation"),
-    (AllToAll(fs(1, 1, 1), fs(1, 1, 1), [1, 1, 1]), ValueError, "split sizes are for arrays"),
+    (
+        AllToAll(float_lists(1, 1, 1), float_lists(1, 1, 1), [1, 1, 1]),
+        ValueError,
+        "split sizes are for arrays",
+    ),
 ]
 """Mistakes that no call can make."""
 

@@ -4,7 +4,7 @@
     numba.cuda.set_memory_manager(nccl.numba_memory_manager(group))
 
 Every piece is registered with the group's communicator, and freed as `registered_memory` tells:
-after the work that is queued on the device's default stream. Pieces have 2 MiB and more on a GPU,
+after the work that is queued on the device's default stream. Pieces are 2 MiB or larger on a GPU,
 so small arrays need a pool above, such as CuPy's; Numba has none. torch's pool is
 `nc10d.torch.nccl_pool`.
 """
@@ -45,7 +45,7 @@ def cupy_allocator(group: GroupOfBackends) -> Callable[[int], Any]:
 
 
 def numba_memory_manager(group: GroupOfBackends) -> type[Any]:
-    """Return a class for `numba.cuda.set_memory_manager`; blocks until all have called.
+    """Return a class for `numba.cuda.set_memory_manager`; blocks until all ranks have called.
 
     Numba takes the class before its first use of the device. TypeError for a group whose device
     arrays do not go by NCCL; ImportError without Numba's CUDA target.

@@ -1,6 +1,6 @@
 """The watchdog: a thread per process that polls groups for ends, errors, deadlines, callbacks.
 
-CUDA and NCCL can't wake a thread. So this thread polls twenty times a second, a thousand times
+CUDA and NCCL can't wake a thread. So this thread polls 20 times a second, 1,000 times a second
 while a callback is awaited, and not at all while no Work is pending. The thread waits without a
 lock.
 

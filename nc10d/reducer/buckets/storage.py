@@ -1,4 +1,4 @@
-"""Buckets in memory: a plan's storage, which a Reducer replaces when it rebuilds buckets."""
+"""Buckets in memory: the storage for a plan. To rebuild buckets, a Reducer makes new storage."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _peer_readable(group: ProcessGroup, count: int, dtype: np.dtype[Any]) -> Arr
 
 @dataclass(frozen=True, slots=True)
 class StorageMaker:
-    """Makes a Reducer's storages; it is the `number`th Reducer of its group."""
+    """Makes storage for the Reducer that is the `number`th of its group."""
 
     # `allocate` makes memory on every device, or maps devices ("cpu", "cuda:0") to allocators;
     # TypeError if a device is missing. Without it, CPU memory is readable by other ranks if the

@@ -48,7 +48,7 @@ class Network:
         return int(found["stats64"]["tx"]["bytes"])
 
     def cut(self, host: int) -> None:
-        """Disconnect a host, which can neither send nor receive any more."""
+        """Disconnect a host: afterwards it neither sends nor receives."""
         ip("-n", self.names[host], "link", "set", DEVICE, "down")
 
 

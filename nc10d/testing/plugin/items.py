@@ -56,7 +56,7 @@ class RankSettings(NamedTuple):
 
 
 class RankPool:
-    """The ranks of a test run, which later tests use again; each test has a separate group."""
+    """The ranks of a test run, which later tests use again; each test has a new group."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[int, RankSettings], Ranks] = {}

@@ -1,6 +1,6 @@
 """Parameters as views of flat tensors, with a tensor for each owner and device.
 
-Contract: parameters' values, shapes and strides stay; only their memory changes. On the CPU peers
+Contract: parameters' values, shapes and strides stay; only their memory changes. On the CPU, peers
 can access that memory directly, if the group's backend has such memory. A parameter that has been
 given other memory since (`x.data = y`) is a view again after `attach`, with the new values.
 """
@@ -37,7 +37,7 @@ class ParamBuckets:
             each.attach()
 
     def release(self) -> None:
-        """Give every parameter separate memory again."""
+        """Give every parameter its own memory again."""
         for x in self._params:
             x.data = x.detach().clone()
 

@@ -26,7 +26,7 @@ OF_THE_JOB = ("wait_notice", "deadlock")
 class ControlledGroup(Protocol):
     """A group as the context's threads see it."""
 
-    # The control thread calls, and never waits for a peer in a call. The worker calls
+    # The methods that the control thread calls never wait for a peer. The worker calls
     # `on_engine_failure`, which may block until the ranks have agreed on a cause.
 
     name: str

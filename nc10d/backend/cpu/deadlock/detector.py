@@ -66,7 +66,7 @@ class DeadlockDetector:
         self._published: WaitNotice | None = None
         self._owner = 0
         """The thread that has published the notice; 0 if there is none."""
-        self._finished = 0  # the rank's tasks; see `rest`
+        self._finished = 0  # tasks that this rank has finished; see `rest`
         self._waits_in: tuple[Health, Channel] | None = None
         self._exchange = NoticeExchange()
         self._told = ""
@@ -136,7 +136,7 @@ class DeadlockDetector:
             health.abort(health.deadlock_error(channel, message["text"]))
 
     def _tell(self, versions: dict[str, object], text: str) -> None:
-        """Report a cycle to its other ranks, once; `versions` are those of their notices."""
+        """Report a cycle once to the other ranks in it; `versions` are its notices' versions."""
         if text != self._told:
             self._told = text
             control = self._context.router.control

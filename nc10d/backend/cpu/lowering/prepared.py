@@ -104,10 +104,11 @@ class Prepared:
         waits: bool = False,
         originals: tuple[Arguments, Arguments] | None = None,
     ) -> Work | None:
-        """Submit the call and return its Work; None if there is no room now: nothing has happened.
+        """Submit the call and return its Work; None, with nothing done, if the engine answers BUSY.
 
-        A thread that `waits` for the Work next advances even a long call. x and y may be lent
-        views of `originals`, the caller's arrays.
+        That means that the arguments do not fit the call, or that the channel takes no call now.
+        With `waits`, this thread waits for the Work next, so it may advance even a long call. x and
+        y may be lent views of `originals`, the caller's arrays.
         """
         submit = self._submit or self._compile_submit()  # before the deadline starts to run
         in_flight, idle = self.in_flight, self._idle
@@ -163,8 +164,8 @@ def _first_run(
     prepared = reference()
     assert prepared is not None, "the caller holds it"
     prepared.run = run = entry()
-    # The engine learns here that this frame is nc10d's own. The caller could not teach that: this
-    # frame is gone by then, and each call through an unknown frame is answered NEW_SITE once more.
+    # The engine answers NEW_SITE to each call through an unknown frame, so it must learn that this
+    # frame is nc10d's own. The caller could not teach that, because this frame is gone by then.
     while (answer := run(words, x, y)) == at.NEW_SITE:
         call_sites.learn()
     return int(answer)

@@ -51,7 +51,7 @@ Area = tuple[int, int]
 class GroupSpec:
     """The parameters for a group that forms; `members` are ranks in the job, `rank` an index."""
 
-    # `check` is called during waits; to raise the error that makes waiting pointless.
+    # `check` is called during waits, and raises an error if waiting has become pointless.
     # `whereabouts` returns what ranks are doing instead of joining, as the end of a sentence.
 
     context: Context
@@ -68,9 +68,9 @@ def form(spec: GroupSpec) -> GroupMemory:
     """Allocate this rank's area for a group; return all local areas. Blocks until all call.
 
     A DistError, the same on every rank, explains why the group was not formed: RendezvousError
-    for ranks that did not come before the deadline, PeerLost for ranks that have died. Another
-    end of this call is raised as it is, and the others learn of it; so do they of an error of a
-    signal's handler, which cancels the deadline.
+    for ranks that did not come before the deadline, PeerLost for ranks that have died. Any
+    other error is raised unchanged, and the other ranks are told. An error of a signal's handler
+    cancels the deadline, and is reported in the same way.
     """
     context, store = spec.context, spec.store
     offset, slot_bytes = _allocate(spec)

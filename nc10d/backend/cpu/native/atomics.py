@@ -1,11 +1,11 @@
 """Raw memory, atomics and system calls for Numba code: addresses in, integers out.
 
-`load` and `store` are for a single thread's memory, or that an acquiring load or a lock has made
-visible. A load of a word that other threads write acquires, a store that publishes releases, and
-read-modify-writes are sequentially consistent. On x86-64 an acquiring load does not pass an earlier
-read-modify-write: comments call it a full fence, and each "set my word, then look at yours" relies
-on it. C functions are called by name, which the loader resolves, so that compiled code can be kept
-on disk.
+`load` and `store` are for memory that a single thread uses, or that an acquiring load or a lock has
+made visible. A load of a word that other threads write acquires, a store that publishes releases,
+and read-modify-writes are sequentially consistent. On x86-64 an acquiring load does not pass an
+earlier read-modify-write: comments call it a full fence, and each "set my word, then look at yours"
+relies on it. C functions are called by name, which the loader resolves, so that compiled code can
+be kept on disk.
 """
 
 from __future__ import annotations

@@ -215,7 +215,7 @@ def nc10d_fill_by_kernel(row: int, dst: int, src: int, nbytes: int) -> bool:
     pid, area = load(row + 8), load(row + 16)
     done = 0
     while done < nbytes:
-        # Only the place: the length belongs to the owner, who withdraws the memory by a 0.
+        # Only the place: the owner alone writes the length (0 withdraws the memory).
         store(area + at.AREA_WRITABLE, dst + done)
         most = min(nbytes - done, AT_A_TIME)
         place, writer = area + at.AREA_WRITABLE, area + at.AREA_WRITER

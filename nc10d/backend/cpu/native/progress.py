@@ -17,8 +17,10 @@ at its head (ring.py).
     blocked                   C_BLOCKED_AT, _FOR, _ON                  that counter (or a failure)
     broken                    C_BROKEN                                 never: the group has failed
 
-Invariant: a ring that is not empty has a thread that advances it, or a thread that will look, since
-its bell has been rung, or this rank's bit (C_BELL_BIT) beside the counter that blocks the channel.
+Invariant: for a ring that is not empty, one of these holds: a thread is advancing the channel; a
+bell has rung for a thread that will look; this rank's bit (C_BELL_BIT) is set beside the counter
+that blocks the channel.
+
 A function that unlocks the channel keeps the invariant in two steps. It sets the bit before it
 unlocks, or looks at the ring again afterwards. After setting the bit, the function also compares
 the bell's value: a thread that the bit has woken meanwhile found the channel locked and went to
@@ -219,7 +221,7 @@ def nc10d_wait_blocked(channel: int, until: int) -> int:
 
 @njit(nogil=True)
 def nc10d_advance_until(channel: int, descriptor: int, until: int) -> int:
-    """Advance a channel, whose lock is held, until one of its submissions has ended; then unlock.
+    """Advance a locked channel until the submission `descriptor` has ended; then unlock.
 
     Returns FINISHED, 0 at the time `until` (ns), IDLE or UNMATCHED, or a failure.
     """
@@ -252,8 +254,8 @@ def nc10d_advance_briefly(channel: int, sleepy: bool, waits: int) -> int:
     """Advance a channel, waiting a moment for peers up to `waits` times.
 
     Returns DONE if something moved, BLOCKED, BUSY (another thread holds the channel) or a failure.
-    After BLOCKED the peer's counter, or a socket if the thread is `sleepy`, wakes this rank. A
-    `sleepy` thread is one that does not look again after BLOCKED.
+    After BLOCKED, the peer's counter wakes this rank. So do sockets if the thread is `sleepy`, that
+    is, if it does not look again soon.
     """
     if not nc10d_has_work(channel):
         return at.BLOCKED

@@ -1,8 +1,8 @@
 """Unexpected messages: those at the head of a link whose tag no posted receive has.
 
-A thread that waits for a later message receives such a message into other memory
-(`receive_unexpected`). The inbox keeps the message until a receive asks for that tag. MPI calls
-this the unexpected queue.
+A thread that waits for a later message receives such a message into memory of the inbox
+(`receive_unexpected`), which keeps the message until a receive asks for that tag. MPI calls this
+the unexpected queue.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def arrived(channel: Channel) -> bool:
 
 
 def head(channel: Channel) -> Header:
-    """Return the header of the message at a link's head, which has arrived."""
+    """Return the header of the message that has arrived at a link's head."""
     first = channel.get(at.C_CELL) + at.CELL_HEADER
     tag, nbytes, dtype = (int(entry_points.load_word(first + 8 * i)) for i in range(3))
     return tag, nbytes, dtype

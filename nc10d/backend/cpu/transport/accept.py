@@ -50,7 +50,7 @@ class Acceptor:
     """Calls ranks, and accepts connections from the `awaited` ranks on a listening socket."""
 
     # `awaited` holds (rank, purpose) pairs, and `made` the finished sockets by such pairs. A caller
-    # proves with `key` to belong to the job; the introduction must match `me` and `group`.
+    # proves with `key` that it belongs to the job; the introduction must match `me` and `group`.
 
     def __init__(
         self,
