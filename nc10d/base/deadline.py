@@ -59,7 +59,9 @@ class Deadline:
 
     def excuse(self, seconds: float) -> None:
         """Move the end by `seconds` that do not count, for all waiters."""
-        self.at += seconds  # -inf, after `cancel`, stays
+        self.at += seconds
+        if self.cancelled() is not None:  # perhaps meanwhile, by the main thread
+            self.at = -math.inf
 
     def cancel(self, why: BaseException) -> None:
         """End now all waits until this deadline, for an error of a handler in the main thread."""
@@ -68,7 +70,7 @@ class Deadline:
 
     def cancelled(self) -> BaseException | None:
         """Return the error of `cancel`, None without one."""
-        return self._why if self.at == -math.inf else None
+        return getattr(self, "_why", None)
 
     def remaining(self) -> float:
         """Return the seconds left, never below 0; math.inf when there is no limit."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _thread
 import atexit
+import contextlib
 import importlib
 import os
 import sys
@@ -26,8 +27,8 @@ SLICE = 0.05
 """Seconds until the main thread sees a signal that came just before the wait began."""
 compiling = threading.RLock()
 """Held while anything is compiled or loaded. A fork waits for this, so that a child can compile."""
-_running: dict[int, _thread.LockType] = {}
-"""By thread: the lock that is released at its end, for calls without `drop`."""
+_running: dict[int, tuple[_thread.LockType, bool]] = {}
+"""By thread: the lock that is released at its end, and whether a fork and Python's exit wait."""
 callers: dict[int, list[FrameType]] = {}
 """The main thread's frames that have called `run_to_end`, by the thread that makes the call."""
 
@@ -50,6 +51,8 @@ def run_to_end(
     """
     if threading.get_ident() != threading.main_thread().ident or _amid_import():
         return call()
+    if sys.is_finalizing():  # Python 3.11 starts threads then that never run
+        return call()
     results: list[T] = []
     errors: list[BaseException] = []
     held = _thread.allocate_lock()
@@ -61,17 +64,17 @@ def run_to_end(
     def run() -> None:
         thread = _thread.get_ident()
         callers[thread] = caller
-        if drop is None:
-            _running[thread] = held
+        _running[thread] = held, drop is None
         try:
             results.append(call())
             if drop is not None and is_left():
                 _drop_one(results, drop)
         except BaseException as error:  # noqa: BLE001  (the main thread raises it)
-            errors.append(error)
+            if not is_left():
+                errors.append(error)
         finally:
             _running.pop(thread, None)
-            del callers[thread]
+            callers.pop(thread, None)
             # Python 3.11 lists a thread that has asked for itself, or joined another, for ever.
             threading._active.pop(thread, None)  # type: ignore[attr-defined]
             held.release()
@@ -80,29 +83,32 @@ def run_to_end(
         # Not a Thread, whose start is Python code, which an error may leave with a lock taken.
         _thread.start_new_thread(copy_context().run, (run,))
         _wait_for(held)
-        if not errors:
-            return results.pop()
+        if results:
+            return results[0]  # a call, as of `pop`, would let a handler's error lose the result
     except BaseException as error:
         trace = error.__traceback__
         if isinstance(error, RuntimeError) and trace is not None and trace.tb_next is None:
             return call()  # no thread can start: Python is ending, or there are too many
         if drop is not None:
             caller.clear()
-            if cancel is not None:
-                cancel(error)
-            if not (results or errors):
-                held.acquire(timeout=grace)
-            _drop_one(results, drop)
+            try:
+                if cancel is not None:
+                    cancel(error)
+                if not (results or errors):
+                    held.acquire(timeout=grace)
+            finally:
+                if results:
+                    run_to_end(partial(_drop_one, results, drop))
         raise
+    if not errors:
+        raise RuntimeError("a signal's handler has forked amid a call on another thread")
     raise errors.pop()
 
 
 def _drop_one(results: list[T], drop: Callable[[T], object]) -> None:
-    try:
-        result = results.pop()
-    except IndexError:  # there is none yet, or the other thread has it
-        return
-    drop(result)
+    """Drop the result, unless another thread has taken it; never in the main thread."""
+    with contextlib.suppress(Exception):  # nobody could act on it: a handler's error ends the call
+        drop(results.pop())
 
 
 def is_left() -> bool:
@@ -142,8 +148,9 @@ def _amid_import() -> bool:
 
 def _wait_for_ends() -> None:
     """Wait for the calls that a handler's error has left running."""
-    for thread, held in tuple(_running.items()):
-        if thread != _thread.get_ident():
+    for thread in tuple(_running):
+        held, waits = _running.get(thread, (None, False))
+        if held is not None and waits and thread != _thread.get_ident():
             _wait_for(held)
 
 
@@ -154,7 +161,10 @@ def _before_fork() -> None:
 
 
 def _in_child() -> None:
-    _running.clear()  # a forked child has no other threads
+    # A forked child has no other threads. If a handler forked, the call amid which it came fails.
+    for held, _ in _running.values():
+        held.release()
+    _running.clear()
     callers.clear()
     compiling.release()
 

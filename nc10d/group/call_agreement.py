@@ -15,9 +15,10 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from nc10d.base.promise import copy_to_raise
-from nc10d.base.run_to_end import off_main
+from nc10d.base.run_to_end import run_to_end
 from nc10d.base.signal_errors import raised_here
 from nc10d.base.stored import read_stored, whole
 from nc10d.base.text import digest
@@ -73,12 +74,13 @@ class GroupCalls:
         try:
             yield
         except raised_here(RendezvousError) as error:
-            calls = [f"rank {self._rank} {call}", *self._others(members)]
+            # With a `drop`: no exit of Python waits for a store that does not answer.
+            others = run_to_end(partial(self._others, members), drop=list.clear)
+            calls = [f"rank {self._rank} {call}", *others]
             whole = copy_to_raise(error)
             whole.args = (f"{error}; latest calls: {', '.join(calls)}",)
             raise whole from None
 
-    @off_main
     def _others(self, members: Sequence[int]) -> list[str]:
         """Return the latest local calls of `members`, and all ranks' next call if there is one."""
         keys = {f"local/{rank}": f"rank {rank} " for rank in members if rank != self._rank}

@@ -26,7 +26,7 @@ MOST_KEY = 8191
 class Store:
     """A key-value store that the ranks of a job share; the base of nc10d's stores and of a user's.
 
-    Any thread may call: groups form on a thread of their own. A subclass need not have all methods.
+    Any thread may call: groups form on another thread. A subclass need not have all methods.
     Those that it lacks raise NotImplementedError, but for append, multi_get and multi_set, which
     call compare_set, get and set.
     """

@@ -47,6 +47,8 @@ from nc10d.store.values import NotANumber, read_number
 T = TypeVar("T")
 _ARRIVALS_KEY = b"init/"
 _PROBE_SECONDS = 0.25
+_GRACE_SECONDS = 1.0
+"""The longest time that a handler's error waits for a server's start to end."""
 
 
 class TCPStore(Store):
@@ -103,7 +105,8 @@ class TCPStore(Store):
             if not multi_tenant or master_listen_fd is not None:
                 fixed = master_listen_fd, same_user
                 hosted = partial(host_server, host, port, server, limits, token, *fixed)
-            self._hosting = run_to_end(hosted, drop=Hosting.release)
+            # The error waits for a moment, so that a second try finds the port free.
+            self._hosting = run_to_end(hosted, drop=Hosting.release, grace=_GRACE_SECONDS)
         self._host, self._port = host, self._hosting.port if self._hosting else port
         # The owner may be unable to reach itself under the name that others use.
         server_host = self._hosting.host if self._hosting else host
@@ -198,7 +201,8 @@ class TCPStore(Store):
         try:
             return self._call(packet, take, (key,), timeout, waits)
         except raised_here(StoreError) as error:
-            raise self._explained(error, key) from error.__cause__
+            lost = error.__cause__ is not None and not isinstance(error, StoreTimeout)
+            raise (self._explained(error, key) if lost else error) from error.__cause__
 
     @off_main
     def _explained(self, error: StoreError, key: str) -> StoreError:
@@ -206,8 +210,6 @@ class TCPStore(Store):
 
         The protocol has no reply for that: the server closes the connection. So read the value.
         """
-        if isinstance(error, StoreTimeout):
-            return error
         name, value = _key(key), b"0"
         with contextlib.suppress(StoreError):
             if self._call(m.with_keys(m.CHECK, [name]), _take_byte, (), _PROBE_SECONDS) == m.READY:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
+import math
 import os
 import queue
 import signal
@@ -515,6 +516,62 @@ def test_a_call_that_is_left_is_cancelled_and_its_result_is_dropped() -> None:
 
     comes_out(error, 0.05, lambda: run_to_end(call, deadline.cancel, dropped.put, grace=LONG))
     assert dropped.get(timeout=LONG) == "late: of the user"
+
+
+def test_what_a_drop_raises_does_not_replace_the_handlers_error() -> None:
+    begun = threading.Event()
+
+    def call() -> str:
+        begun.set()
+        time.sleep(0.2)
+        return "late"
+
+    def drop(_: str) -> None:
+        raise OSError("of the drop")
+
+    comes_out(Alarm("of the user"), 0.05, lambda: run_to_end(call, drop=drop, grace=LONG))
+    assert begun.is_set()
+
+
+def test_a_deadline_that_is_cancelled_stays_so() -> None:
+    deadline = Deadline.after(LONG)
+    deadline.cancel(Alarm("of the user"))
+    deadline.excuse(math.inf)
+    assert deadline.expired()
+    assert deadline.cancelled() is not None
+
+
+def test_a_finalizer_at_the_end_of_python_makes_its_calls(tmp_path: Path) -> None:
+    code = """
+from nc10d.base.run_to_end import run_to_end
+class Owner:
+    def __del__(self): print(run_to_end(lambda: "closed"), flush=True)
+kept = Owner()
+"""
+    done = python(code, tmp_path)
+    assert done.stdout == "closed\n", done.stderr
+
+
+FORKED = """
+import os, signal
+from nc10d.base.run_to_end import run_to_end
+children = []
+def ring(*_): children.append(os.fork())
+def call():
+    os.kill(os.getpid(), signal.SIGALRM)
+    import time; time.sleep(0.3)
+    return "ended"
+signal.signal(signal.SIGALRM, ring)
+try: print(run_to_end(call, drop=print), flush=True)
+except RuntimeError as error: print(error, flush=True)
+if children[0]: os.waitpid(children[0], 0)
+"""
+
+
+def test_a_child_of_a_fork_amid_a_call_does_not_wait_for_its_end(tmp_path: Path) -> None:
+    done = python(FORKED, tmp_path)
+    lines = sorted(done.stdout.splitlines())
+    assert lines == ["a signal's handler has forked amid a call on another thread", "ended"]
 
 
 def test_a_function_off_the_main_thread_names_the_line_of_its_caller() -> None:

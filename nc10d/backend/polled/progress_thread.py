@@ -92,8 +92,9 @@ class ProgressThread:
     def finish_ended(self) -> None:
         """Finish the works that have ended, which wakes their waiters; call without the lock."""
         while self._ended:
-            for work, end in tuple(self._ended.items()):
-                work._finish(*end)
+            for work in tuple(self._ended):
+                if (end := self._ended.get(work)) is not None:
+                    work._finish(*end)
                 # Only now: a handler's error must not lose it. Two threads may finish it.
                 self._ended.pop(work, None)
 

@@ -80,9 +80,9 @@ def form(spec: GroupSpec) -> GroupMemory:
     except BaseException as error:  # noqa: BLE001  (the other ranks must learn of it, too)
         # An error about the group is agreed with the others; any other error is this rank's own.
         cancelled = spec.deadline.cancelled()
-        failure = cancelled or (None if isinstance(error, DistError) else error)
+        failure = error if cancelled or not isinstance(error, DistError) else None
         try:
-            outcome = publish_outcome(store, _encoded(failure or error, spec))
+            outcome = publish_outcome(store, _encoded(cancelled or error, spec))
         except DistError:
             # The area stays allocated: the other ranks may use it.
             if failure is not None:
