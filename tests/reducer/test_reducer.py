@@ -425,7 +425,7 @@ def test_a_hook_that_returns_no_handle_is_a_type_error():
     alone(run)
 
 
-@pytest.mark.ranks(2)
+@pytest.mark.ranks(2, strict=False)  # the abort may come before any wait
 def test_a_peer_that_is_aborted_ends_the_pass(world):
     def go_on(reducer):
         for param in range(3):

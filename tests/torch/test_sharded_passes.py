@@ -277,7 +277,8 @@ def test_a_pass_that_was_announced_is_reduced_after_a_pass_that_is_not(world: An
     assert model.flats()[0].shard.grad.item() == 12.0
 
 
-@pytest.mark.ranks(2)
+# torch leaves the second forward pass by its own exception, which ranks tell; none waits for that.
+@pytest.mark.ranks(2, strict=False)
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("accumulates", [False, True])
 def test_a_checkpoint_may_be_around_the_whole_model(world: Any, reentrant, accumulates):
