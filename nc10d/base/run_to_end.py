@@ -75,6 +75,7 @@ def run_to_end(
         finally:
             _running.pop(thread, None)
             callers.pop(thread, None)
+            caller.clear()  # the frame may hold what the main thread drops next
             # Python 3.11 lists a thread that has asked for itself, or joined another, for ever.
             threading._active.pop(thread, None)  # type: ignore[attr-defined]
             held.release()
