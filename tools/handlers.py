@@ -44,7 +44,7 @@ OFF_MAIN = {
     "store/journal.py:_open_own": "FileStore opens and closes its file by run_to_end",
     "store/journal.py:_same_file": "FileStore opens and closes its file by run_to_end",
     "group/call_agreement.py:_others": "run_to_end calls it",
-    "base/run_to_end.py:_drop_one": "run_to_end calls it on another thread",
+    "base/run_to_end.py:_drop_result": "run_to_end calls it on another thread",
     "base/resolve.py": "its callers are off the main thread",
     "init_methods/launcher_env.py:_process": "launcher_ancestor is off the main thread",
     "backend/cpu/bootstrap/": _FORMATION,

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextvars import copy_context
 from functools import partial, wraps
 from types import FrameType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -53,63 +53,86 @@ def run_to_end(
         return call()
     if sys.is_finalizing():  # Python 3.11 starts threads then that never run
         return call()
-    results: list[T] = []
-    errors: list[BaseException] = []
-    held = _thread.allocate_lock()
-    held.acquire()
-    # In a list, where `from_handler` does not look: a frame among a function's own variables would
-    # mark this function as a handler.
-    caller = [sys._getframe(1)]
-
-    def run() -> None:
-        thread = _thread.get_ident()
-        callers[thread] = caller
-        _running[thread] = held, drop is None
-        try:
-            results.append(call())
-            if drop is not None and is_left():
-                _drop_one(results, drop)
-        except BaseException as error:  # noqa: BLE001  (the main thread raises it)
-            if not is_left():
-                errors.append(error)
-        finally:
-            _running.pop(thread, None)
-            callers.pop(thread, None)
-            caller.clear()  # the frame may hold what the main thread drops next
-            # Python 3.11 lists a thread that has asked for itself, or joined another, for ever.
-            threading._active.pop(thread, None)  # type: ignore[attr-defined]
-            held.release()
-
+    made = _Call(call, drop, sys._getframe(1))
     try:
         # Not a Thread, whose start is Python code, which an error may leave with a lock taken.
-        _thread.start_new_thread(copy_context().run, (run,))
-        _wait_for(held)
-        if results:
-            return results[0]  # a call, as of `pop`, would let a handler's error lose the result
+        _thread.start_new_thread(copy_context().run, (made.run,))
+        _wait_for(made.held)
+        if made.results:
+            # Without a call, amid which a handler's error would lose the result.
+            result = made.results[0]
+            del made.results[0]
+            return result
     except BaseException as error:
         trace = error.__traceback__
         if isinstance(error, RuntimeError) and trace is not None and trace.tb_next is None:
             return call()  # no thread can start: Python is ending, or there are too many
-        if drop is not None:
-            caller.clear()
-            try:
-                if cancel is not None:
-                    cancel(error)
-                if not (results or errors):
-                    held.acquire(timeout=grace)
-            finally:
-                if results:
-                    run_to_end(partial(_drop_one, results, drop))
+        made.leave(error, cancel, grace)
         raise
-    if not errors:
+    if not made.errors:
         raise RuntimeError("a signal's handler has forked amid a call on another thread")
-    raise errors.pop()
+    raise made.errors.pop()
 
 
-def _drop_one(results: list[T], drop: Callable[[T], object]) -> None:
-    """Drop the result, unless another thread has taken it; never in the main thread."""
-    with contextlib.suppress(Exception):  # nobody could act on it: a handler's error ends the call
-        drop(results.pop())
+class _Call(Generic[T]):
+    """A call on another thread: its result or its error, and a lock that is held until its end."""
+
+    def __init__(
+        self, call: Callable[[], T], drop: Callable[[T], object] | None, caller: FrameType
+    ) -> None:
+        self._call, self._drop = call, drop
+        # In a list, where `from_handler` does not look: a frame among a function's own variables
+        # would mark this function as a handler.
+        self._caller = [caller]
+        self.results: list[T] = []
+        self.errors: list[BaseException] = []
+        self.held = _thread.allocate_lock()
+        self.held.acquire()
+
+    def run(self) -> None:
+        """Make the call, on the other thread."""
+        thread = _thread.get_ident()
+        callers[thread] = self._caller
+        _running[thread] = self.held, self._drop is None
+        try:
+            self.results.append(self._call())
+            if self._drop is not None and is_left():
+                self._drop_result()
+        except BaseException as error:  # noqa: BLE001  (the main thread raises it)
+            if not is_left():
+                self.errors.append(error)
+        finally:
+            _running.pop(thread, None)
+            callers.pop(thread, None)
+            # The call and the frame may hold what the main thread drops next.
+            del self._call
+            self._caller.clear()
+            # Python 3.11 lists a thread that has asked for itself, or joined another, for ever.
+            threading._active.pop(thread, None)  # type: ignore[attr-defined]
+            self.held.release()
+
+    def leave(
+        self, error: BaseException, cancel: Callable[[BaseException], None] | None, grace: float
+    ) -> None:
+        """Cancel the call for a handler's error, if its result can be dropped, and drop that."""
+        if self._drop is None:
+            return
+        self._caller.clear()
+        try:
+            if cancel is not None:
+                cancel(error)
+            if not (self.results or self.errors):
+                self.held.acquire(timeout=grace)
+        finally:
+            if self.results:
+                run_to_end(self._drop_result)
+
+    def _drop_result(self) -> None:
+        """Drop the result, unless another thread has taken it; never in the main thread."""
+        assert self._drop is not None, "the callers have looked"
+        # Nobody could act on an error of `drop`: a handler's error ends the call.
+        with contextlib.suppress(Exception):
+            self._drop(self.results.pop())
 
 
 def is_left() -> bool:
