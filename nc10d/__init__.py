@@ -100,6 +100,7 @@ if TYPE_CHECKING:
     from nc10d.api.queries import is_torchelastic_launched as is_torchelastic_launched
     from nc10d.api.queries import set_timeout as set_timeout
     from nc10d.api.queries import supports_complex as supports_complex
+    from nc10d.api.reduction_decorator import reduction as reduction
     from nc10d.api.registered import empty as empty
     from nc10d.api.registered import from_numpy as from_numpy
     from nc10d.api.registered import zeros as zeros
@@ -196,6 +197,7 @@ _NAMES = {
     "api.backend_names": """Backend get_default_backend_for_device is_backend_available
         is_gloo_available is_mpi_available is_nccl_available is_ucc_available
         is_xccl_available""",
+    "api.reduction_decorator": "reduction",
     "api.old_names": """_all_gather_base _broadcast_coalesced _reduce_scatter_base
         all_gather_coalesced all_reduce_coalesced gather_into_tensor reduce_op""",
     "backend.config": "BackendConfig",

@@ -13,7 +13,7 @@ from math import prod
 from typing import Any
 
 from nc10d.arrays.buffer import Buffer, as_buffer, overlap
-from nc10d.arrays.dtypes import check_reduce
+from nc10d.arrays.dtypes import check_reduce, reduced_element
 from nc10d.arrays.op_advice import advice_for
 from nc10d.ops import Recv, ReduceOp, Send
 
@@ -76,7 +76,8 @@ def check_reducible(x: Argument, op: ReduceOp) -> None:
             found = f"an array ({type(op).__name__}): {into}"
         raise TypeError(f"{x.call}: op must be a ReduceOp such as ReduceOp.SUM, got {found}")
     try:
-        check_reduce(x.buffer.dtype, op)
+        row = x.buffer.shape[-1] if x.buffer.shape else 1
+        check_reduce(reduced_element(x.buffer.dtype, op, row), op)
     except TypeError as error:
         raise TypeError(f"{x.call}: {error}") from error
 

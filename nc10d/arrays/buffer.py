@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nc10d.arrays import intervals
-from nc10d.arrays.dtypes import DType, dtype_of
+from nc10d.arrays.dtypes import ElementType, element_of
 from nc10d.arrays.exporters import host_view
 
 
@@ -30,7 +30,7 @@ class Buffer:
 
     address: int
     count: int
-    dtype: DType
+    dtype: ElementType
     device: str
     owner: object
     writable: bool
@@ -190,7 +190,7 @@ def _resolver_for(x: object) -> Resolver:
 
 
 def _resolve_numpy(x: np.ndarray[Any, Any]) -> Buffer:
-    dtype = dtype_of(x.dtype)
+    dtype = element_of(x.dtype)
     flags = x.flags
     contiguous = flags.c_contiguous
     return Buffer(
@@ -208,7 +208,7 @@ def _with_memory(found: Buffer) -> Buffer:
 def _resolve_cuda(x: Any) -> Buffer:
     """Read `__cuda_array_interface__`, version 2 or 3 (Numba's specification)."""
     interface = x.__cuda_array_interface__
-    dtype = dtype_of(np.dtype(interface["typestr"]))
+    dtype = element_of(np.dtype(interface["typestr"]))
     shape = tuple(interface["shape"])
     packed = packed_strides(shape, dtype.itemsize)
     strides = tuple(interface.get("strides") or packed)
@@ -221,12 +221,12 @@ def _resolve_cuda(x: Any) -> Buffer:
 def _resolve_numba(x: Any) -> Buffer:
     address = x.device_ctypes_pointer.value or 0  # ctypes reads a null pointer as None
     contiguous = x.flags["C_CONTIGUOUS"] or not x.size
-    dtype = dtype_of(x.dtype)
+    dtype = element_of(x.dtype)
     return Buffer(address, x.size, dtype, "cuda", x, True, contiguous, x.shape, x.strides)
 
 
 def _resolve_cupy(x: Any) -> Buffer:
-    contiguous, dtype = x.flags.c_contiguous, dtype_of(x.dtype)
+    contiguous, dtype = x.flags.c_contiguous, element_of(x.dtype)
     return Buffer(x.data.ptr, x.size, dtype, "cuda", x, True, contiguous, x.shape, x.strides)
 
 

@@ -31,7 +31,10 @@ _CUT = b"..."
 
 @dataclass(frozen=True, slots=True)
 class CallInfo:
-    """Facts about a call that ranks compare; `count` is -1 where ranks may have different ones."""
+    """Facts about a call that ranks compare; `count` is -1 where ranks may have different ones.
+
+    `where` is the place of one's own reduction, and only shown.
+    """
 
     op: str
     dtype: str = "-"
@@ -39,6 +42,7 @@ class CallInfo:
     reduce: str = "-"
     root: int = -1
     detail: str = ""
+    where: str = ""
 
     def fingerprint(self) -> int:
         """Return 62 bits that differ, in practice always, when calls differ."""
@@ -54,7 +58,7 @@ class CallInfo:
             if self.count >= 0:
                 parts.append(f"count={self.count}")
         if self.reduce != "-":
-            parts.append(f"op={self.reduce}")
+            parts.append(f"op={self.reduce}" + (f" ({self.where})" if self.where else ""))
         if self.root >= 0:
             parts.append(f"root={self.root}")
         if self.detail:
@@ -83,8 +87,9 @@ def call_of(op: Any, lists_differ: bool = False) -> CallInfo:
         detail = _message(op)
     elif facts.own_sizes(op):
         count, detail = -1, "" if facts.has_root else "of different sizes"
-    reduction = op.op.compared if facts.reduces else "-"
-    return CallInfo(name, dtype, count, reduction, op.root if facts.has_root else -1, detail)
+    reduction, where = (op.op.compared, op.op.kind.where) if facts.reduces else ("-", "")
+    root = op.root if facts.has_root else -1
+    return CallInfo(name, dtype, count, reduction, root, detail, where)
 
 
 def block_of(calls: Sequence[CallInfo]) -> CallInfo:

@@ -20,7 +20,9 @@ ml_dtypes is not imported here: its dtypes are recognised by name at first use.
 from __future__ import annotations
 
 import enum
-from typing import Any
+import hashlib
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -36,6 +38,7 @@ class ElementKind(enum.Enum):
     INT = "int"
     FLOAT = "float"
     COMPLEX = "complex"
+    RECORD = "record"
 
 
 class DType(enum.Enum):
@@ -89,6 +92,88 @@ _EXTENDED = {d.label: d for d in _FROM_ML_DTYPES}
 _DTYPES: dict[np.dtype[Any], DType] = {d.numpy: d for d in DType if d not in _FROM_ML_DTYPES}
 
 
+@dataclass(frozen=True, slots=True)
+class RecordField:
+    """A record's field: `count` elements of a type from byte `offset` on; a scalar has 1."""
+
+    name: str
+    dtype: DType
+    offset: int
+    count: int
+    is_scalar: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordType:
+    """The element type of a structured array, with the properties of a DType; one per dtype.
+
+    `rest` are the bytes that belong to no field, as (offset, bytes).
+    """
+
+    numpy: np.dtype[Any]
+    fields: tuple[RecordField, ...]
+    rest: tuple[tuple[int, int], ...]
+    label: str
+    code: int
+    family: ElementKind = ElementKind.RECORD
+
+    @property
+    def itemsize(self) -> int:
+        """An element's bytes."""
+        return self.numpy.itemsize
+
+    @property
+    def row(self) -> tuple[DType, int] | None:
+        """Type and number of the scalars in an element, if all are of one type and fill it."""
+        dtypes = {field.dtype for field in self.fields}
+        if len(dtypes) > 1 or self.rest:
+            return None
+        return self.fields[0].dtype, sum(field.count for field in self.fields)
+
+
+ElementType: TypeAlias = DType | RecordType
+_RECORDS: dict[np.dtype[Any], RecordType] = {}
+
+
+def element_of(dtype: np.dtype[Any]) -> ElementType:
+    """Return the element type of `dtype`, which may be structured; TypeError as in `dtype_of`."""
+    found = _DTYPES.get(dtype) or _RECORDS.get(dtype)
+    if found is not None:
+        return found
+    return _recognise(dtype) if dtype.names is None else _RECORDS.setdefault(dtype, _record(dtype))
+
+
+def _record(dtype: np.dtype[Any]) -> RecordType:
+    fields, rest, end = [], [], 0
+    places = [(name, *found[:2]) for name, found in (dtype.fields or {}).items()]
+    for name, inner, offset in sorted(places, key=lambda place: place[2]):
+        base, shape = inner.subdtype or (inner, ())
+        if base.names is not None or offset < end:
+            why = "is structured itself" if base.names is not None else "shares bytes with another"
+            raise TypeError(f"arrays of dtype {dtype} can't be communicated: field {name!r} {why}")
+        if offset > end:
+            rest.append((end, offset - end))
+        found, end = dtype_of(base), offset + inner.itemsize
+        fields.append(RecordField(name, found, offset, inner.itemsize // found.itemsize, not shape))
+    if not fields:
+        raise TypeError("arrays of a structured dtype without fields can't be communicated")
+    if dtype.itemsize > end:
+        rest.append((end, dtype.itemsize - end))
+    label = _label(dtype, fields, bool(rest))
+    digest = hashlib.blake2b(repr((label, fields, dtype.itemsize)).encode(), digest_size=7)
+    code = int.from_bytes(digest.digest(), "little") | 1 << 56  # apart from every DType's
+    return RecordType(dtype, tuple(fields), tuple(rest), label, code)
+
+
+def _label(dtype: np.dtype[Any], fields: list[RecordField], has_rest: bool) -> str:
+    """Return a record's type as text: {value: float32, token: int32[4]}, and bytes if some rest."""
+    parts = [
+        f"{field.name}: {field.dtype.label}" + ("" if field.is_scalar else f"[{field.count}]")
+        for field in fields
+    ]
+    return "{" + ", ".join(parts) + "}" + (f" in {dtype.itemsize} bytes" if has_rest else "")
+
+
 def dtype_of(dtype: np.dtype[Any]) -> DType:
     """Return the element type of `dtype`; a TypeError explains why it is not supported."""
     return _DTYPES.get(dtype) or _recognise(dtype)
@@ -101,6 +186,13 @@ def _recognise(dtype: np.dtype[Any]) -> DType:
         raise TypeError(f"arrays of dtype {dtype} can't be communicated: {_why_not(dtype)}")
     _DTYPES[dtype] = found
     return found
+
+
+def scalar(element: ElementType) -> DType:
+    """Return the type of numbers; TypeError for records."""
+    if isinstance(element, RecordType):
+        raise TypeError(f"expected numbers, got records of {element.label}")
+    return element
 
 
 def _is_from_ml_dtypes(dtype: np.dtype[Any]) -> bool:
@@ -131,7 +223,16 @@ def _why_not(dtype: np.dtype[Any]) -> str:
 _LARGEST_FACTOR = 2**53
 
 
-def check_reduce(dtype: DType, op: ReduceOp) -> None:
+def reduced_element(dtype: ElementType, op: ReduceOp, row: int = 1) -> ElementType:
+    """Return the elements that `op` reduces in an array of `dtype` whose last dimension is `row`.
+
+    A reduction of one's own may see a row of numbers as a record; TypeError for other arrays.
+    """
+    own = op.pairwise.own
+    return dtype if own is None else element_of(own.element(dtype.numpy, row))
+
+
+def check_reduce(dtype: ElementType, op: ReduceOp) -> None:
     """Raise TypeError, with the reason, if arrays of `dtype` do not support `op`."""
     reason = op.kind.refuses.get(dtype.family.name)
     if reason is not None:
@@ -143,7 +244,7 @@ def check_reduce(dtype: DType, op: ReduceOp) -> None:
         raise TypeError(f"PREMUL_SUM of {dtype.label}: {rule}, not {op.factor!r}")
 
 
-def allows(dtype: DType, op: ReduceOp) -> bool:
+def allows(dtype: ElementType, op: ReduceOp) -> bool:
     """Return whether arrays of `dtype` can be reduced by `op`."""
     try:
         check_reduce(dtype, op)
@@ -152,12 +253,18 @@ def allows(dtype: DType, op: ReduceOp) -> bool:
     return True
 
 
-def identity(dtype: DType, op: ReduceOp) -> Any:
+def identity(dtype: ElementType, op: ReduceOp) -> Any:
     """Return the neutral element of the pairwise step of `op`, as a NumPy scalar.
 
-    TypeError if arrays of `dtype` do not support `op`.
+    TypeError if arrays of `dtype` do not support `op`, or `op` has no neutral element.
     """
     check_reduce(dtype, op)
+    own = op.pairwise.own
+    if own is not None:
+        if own.identity is None:
+            raise TypeError(f"{op.name} has no identity: nc10d.reduction(..., identity=...)")
+        return np.array(own.identity, dtype.numpy)[()]
+    assert isinstance(dtype, DType), dtype
     if op.pairwise.identity == "ones":
         return ~np.zeros((), dtype.numpy)[()]
     lowest, highest = _bounds(dtype)

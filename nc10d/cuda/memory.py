@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nc10d.arrays.buffer import Buffer, as_buffer, is_packed, packed_strides, register
-from nc10d.arrays.dtypes import DType, dtype_of
+from nc10d.arrays.dtypes import DType, ElementType, RecordType, element_of
 from nc10d.cuda import streams
 from nc10d.cuda.driver import call, current_device, device_at, on_device, ordinal
 from nc10d.cuda.streams import StreamKey, stream_of
@@ -31,7 +31,7 @@ class DeviceArray:
     __slots__ = ("__weakref__", "address", "buffer", "device", "dtype", "owner", "shape")
 
     def __init__(
-        self, address: int, shape: tuple[int, ...], dtype: DType, device: int, owner: object
+        self, address: int, shape: tuple[int, ...], dtype: ElementType, device: int, owner: object
     ) -> None:
         """Describe existing memory; `owner`, another object, keeps it alive."""
         self.address = address
@@ -97,7 +97,7 @@ class DeviceArray:
 
     def fill_from(self, x: HostArray) -> None:
         """Copy a host array with the same shape and dtype to this array; blocks until done."""
-        if (x.shape, dtype_of(x.dtype)) != (self.shape, self.dtype):
+        if (x.shape, element_of(x.dtype)) != (self.shape, self.dtype):
             raise ValueError(f"expected {self.dtype.label} {self.shape}, got {x.dtype} {x.shape}")
         if self.nbytes:
             packed = np.ascontiguousarray(x)
@@ -139,11 +139,13 @@ class DeviceView:
 
 
 def empty(
-    shape: int | tuple[int, ...], dtype: DType | npt.DTypeLike = np.float32, device: object = None
+    shape: int | tuple[int, ...],
+    dtype: ElementType | npt.DTypeLike = np.float32,
+    device: object = None,
 ) -> DeviceArray:
     """Return an array with undefined contents on a device (default: the current)."""
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
-    kind = dtype if isinstance(dtype, DType) else dtype_of(np.dtype(dtype))
+    kind = dtype if isinstance(dtype, DType | RecordType) else element_of(np.dtype(dtype))
     number = current_device() if device is None else ordinal(device)
     with on_device(number):
         # CUDA refuses to allocate 0 bytes, but an array may have no elements.
@@ -153,7 +155,9 @@ def empty(
 
 
 def zeros(
-    shape: int | tuple[int, ...], dtype: DType | npt.DTypeLike = np.float32, device: object = None
+    shape: int | tuple[int, ...],
+    dtype: ElementType | npt.DTypeLike = np.float32,
+    device: object = None,
 ) -> DeviceArray:
     """Return an array of zeros on a device (default: the current); see `empty`."""
     made = empty(shape, dtype, device)
@@ -226,7 +230,7 @@ def copy_now(target: object, source: object) -> None:
 def write_now(target: object, x: HostArray) -> None:
     """Copy a host array to a contiguous device array alike, in no stream's order; blocks."""
     to, packed = as_buffer(target), np.ascontiguousarray(x)
-    if (to.count, to.dtype) != (packed.size, dtype_of(packed.dtype)):
+    if (to.count, to.dtype) != (packed.size, element_of(packed.dtype)):
         raise ValueError(f"expected {to.count} of {to.dtype.label}, got {x.size} of {x.dtype}")
     if to.nbytes:
         mine = streams.Stream(device_of(target))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from llvmlite import ir
 
-from nc10d.arrays.dtypes import DType, ElementKind
+from nc10d.arrays.dtypes import DType, ElementKind, ElementType, RecordType
 from nc10d.kernels.simd import I8, NARROW, WIDEN, Builder, Value, is_nan, shuffle, splat
 from nc10d.ops.reductions import PAIRWISE, Pairwise
 
@@ -37,8 +37,10 @@ def unsigned(dtype: DType) -> DType:
     return _UNSIGNED.get(dtype, dtype)
 
 
-def canonical(step: Pairwise, dtype: DType) -> tuple[str, DType]:
+def canonical(step: Pairwise, dtype: ElementType) -> tuple[str, ElementType]:
     """Return the step's name, and the type, whose kernel computes the same bits."""
+    if step.own is not None or isinstance(dtype, RecordType):
+        return step.name, dtype
     if dtype.family is ElementKind.BOOL:
         return step.of_truth, dtype
     if step.bitwise:

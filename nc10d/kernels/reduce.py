@@ -15,37 +15,56 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from nc10d.arrays.dtypes import DType, ElementKind, allows, check_reduce
+from nc10d.arrays.dtypes import DType, ElementKind, ElementType, allows, check_reduce, scalar
 from nc10d.kernels import simd
 from nc10d.kernels.cache import address_of
 from nc10d.kernels.combine import Combine, canonical, combine, parts, unsigned
 from nc10d.kernels.loops import Prepare, binary_kernel, unary_kernel, wide_bytes
+from nc10d.kernels.own_reduce import own_kernel
 from nc10d.kernels.simd import Builder, Value
 from nc10d.ops import ReduceOp
-from nc10d.ops.reductions import EXAMPLES, PAIRWISE, kind_named
+from nc10d.ops.reductions import EXAMPLES, kind_named, step_named
 
 BOTH = ("SUM", "AVG")
 """The reductions for which there are kernels that write to both operands."""
 
 _kernels: dict[str, Any] = {}
-_addresses: dict[tuple[str, DType], int] = {}
+_addresses: dict[tuple[str, ElementType], int] = {}
 
 
-def kernel_address(step: str, dtype: DType) -> int:
+def address(kernel: str, dtype: ElementType) -> int:
+    """Return a kernel's address by the name that programs give it; see `Kernel`.
+
+    May block to compile.
+    """
+    make = _MAPS.get(kernel)
+    return kernel_address(kernel, dtype) if make is None else make(scalar(dtype))
+
+
+def kernel_address(step: str, dtype: ElementType) -> int:
     """Return the address of dst = a op b, by the name of the pairwise step.
 
-    Raises TypeError if `dtype` has no such operation. May block to compile.
+    The name of one's own reduction may end with "/map" or "/finish". TypeError if `dtype` has no
+    such operation. May block to compile.
     """
     found = _addresses.get((step, dtype))
     return _resolve(step, dtype) if found is None else found
 
 
-def _resolve(step: str, dtype: DType) -> int:
-    check_reduce(dtype, ReduceOp(kind_named(step)))
-    same, stored = canonical(PAIRWISE[step], dtype)
-    name = f"{same.lower()}_{stored.label}"
-    address = address_of(_kernels, name, lambda: binary_kernel(name, stored, combine(same, stored)))
-    return _addresses.setdefault((step, dtype), address)
+def _resolve(step: str, dtype: ElementType) -> int:
+    name, _, part = step.partition("/")
+    known = step_named(name)
+    if known.own is not None:
+        own, part = known.own, part or "step"
+        symbol = f"own_{own.name}_{part}_{own.digest}_{dtype.code:x}"
+        found = address_of(_kernels, symbol, lambda: own_kernel(symbol, own, part, dtype))
+    else:
+        check_reduce(dtype, ReduceOp(kind_named(step)))
+        same, stored = canonical(known, dtype)
+        symbol = f"{same.lower()}_{stored.label}"
+        rule = combine(same, scalar(stored))
+        found = address_of(_kernels, symbol, lambda: binary_kernel(symbol, scalar(stored), rule))
+    return _addresses.setdefault((step, dtype), found)
 
 
 def both_address(reduction: str, dtype: DType) -> int:
@@ -56,7 +75,8 @@ def both_address(reduction: str, dtype: DType) -> int:
     assert reduction in BOTH, reduction
     assert dtype.family in (ElementKind.FLOAT, ElementKind.COMPLEX), dtype
     kind = kind_named(reduction)
-    same, stored = canonical(kind.pairwise, dtype)
+    same, found = canonical(kind.pairwise, dtype)
+    stored = scalar(found)
     total = combine(same, stored)
     rule = _halved(stored, total) if kind.finishes else total
     name = f"both_{reduction.lower()}_{stored.label}"
@@ -108,6 +128,12 @@ def every_kernel() -> Iterator[tuple[str, Callable[[], int]]]:
     for dtype in dict.fromkeys(unsigned(parts(d)) for op, d in allowed if op.kind.prepares):
         yield f"scale_{dtype.label}", functools.partial(scale_address, dtype)
 
+
+_MAPS: dict[str, Callable[[DType], int]] = {
+    **{f"BOTH_{reduction}": functools.partial(both_address, reduction) for reduction in BOTH},
+    "DIVIDE": divide_address,
+    "SCALE": scale_address,
+}
 
 # How the maps compute: (prepare the scalar, apply it to a vector, the wide step's bytes)
 

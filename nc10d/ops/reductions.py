@@ -2,7 +2,7 @@
 
 | part | meaning |
 |---|---|
-| `Pairwise` | the step that combines two elements |
+| `Pairwise` | the step that combines two elements: a known step, or a Python function |
 | `ReductionKind` | a name, a pairwise step, and the work on operands before and on results after |
 | `ReduceOp` | a kind, PREMUL_SUM's factor, and a call's purpose |
 
@@ -15,15 +15,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakValueDictionary
 
-_NOT_BITWISE = {
+from nc10d.ops.own_reductions import OwnReduction
+
+_NO_RECORDS = {"RECORD": "records are combined by a reduction of one's own: nc10d.reduction"}
+_NOT_BITWISE = _NO_RECORDS | {
     "FLOAT": "bitwise operations are for ints and bool",
     "COMPLEX": "bitwise operations are for ints and bool",
 }
-_NO_ORDER = {"COMPLEX": "complex numbers have no order"}
+_NO_ORDER = _NO_RECORDS | {"COMPLEX": "complex numbers have no order"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,7 +36,8 @@ class Pairwise:
     `of_truth` names the step that gives the same bits on truth values. `identity` is a
     word for the element that changes no other: "zero", "one", "largest", "smallest" or "ones"
     (`nc10d.arrays.dtypes.identity`). A step is `exact` if no operand order changes a bit of
-    a result. `bitwise` steps treat an element as bits.
+    a result. `bitwise` steps treat an element as bits. `own` has the functions of a reduction of
+    one's own.
     """
 
     name: str
@@ -41,6 +45,7 @@ class Pairwise:
     identity: str
     exact: bool = False
     bitwise: bool = False
+    own: OwnReduction | None = None
 
 
 PAIRWISE = {
@@ -57,13 +62,14 @@ PAIRWISE = {
 }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class ReductionKind:
     """A kind of reduction: equal only to itself.
 
-    `number` is c10d's. `prepares` is "SCALE" or "", `finishes` is "DIVIDE" or "". `refuses` has the
-    reason for each family of element types, by an ElementKind's name, that the kind is not for.
-    `synonyms` are other libraries' names.
+    `number` is c10d's, -1 if c10d has none. `prepares` is "SCALE" or "", `finishes` is "DIVIDE" or
+    ""; a reduction of one's own has the names of its maps there. `refuses` has the reason for each
+    family of element types, by an ElementKind's name, that the kind is not for. `synonyms` are
+    other libraries' names. `compared` is the name that ranks compare, `where` what errors add.
     """
 
     name: str
@@ -72,18 +78,43 @@ class ReductionKind:
     synonyms: str
     prepares: str = ""
     finishes: str = ""
-    refuses: Mapping[str, str] = field(default_factory=dict)
+    refuses: Mapping[str, str] = field(default_factory=lambda: _NO_RECORDS)
+    compared: str = ""
+    where: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "compared", self.compared or self.name)
 
     def __repr__(self) -> str:
         return self.name
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return kind_named, (self.name,)
+        return kind_named, (self.compared,)
 
 
 def kind_named(name: str) -> ReductionKind:
-    """Return the kind with this name, as c10d spells it; KeyError if there is none."""
-    return _BY_NAME[name]
+    """Return the kind with this name, as c10d spells it; KeyError if there is none.
+
+    A kind of one's own has the name that ranks compare, such as "best#3fa2b1c0d4e5".
+    """
+    return _BY_NAME.get(name) or _own_kinds[name]
+
+
+def step_named(name: str) -> Pairwise:
+    """Return the pairwise step with this name; KeyError if there is none."""
+    return PAIRWISE.get(name) or _own_kinds[name].pairwise
+
+
+def kind_of_own(own: OwnReduction, exact: bool = False) -> ReductionKind:
+    """Return the kind of a reduction of one's own; the same for equal functions, while in use."""
+    name = f"{own.name}#{own.digest}"
+    step = Pairwise(name, name, "", exact, own=own)
+    prepares, finishes = (
+        f"{name}/{part}" if part in own.functions else "" for part in ("map", "finish")
+    )
+    made = ReductionKind(own.name, -1, step, "", prepares, finishes, {}, name, own.where)
+    with _interning:
+        return _own_kinds.setdefault(name, made)
 
 
 KINDS = (
@@ -94,7 +125,7 @@ KINDS = (
         PAIRWISE["SUM"],
         "avg mean average",
         finishes="DIVIDE",
-        refuses={"BOOL": "the average of truth values is not one"},
+        refuses=_NO_RECORDS | {"BOOL": "the average of truth values is not one"},
     ),
     ReductionKind("PRODUCT", 2, PAIRWISE["PRODUCT"], "product prod multiply mul"),
     ReductionKind("MIN", 3, PAIRWISE["MIN"], "min minimum fmin amin", refuses=_NO_ORDER),
@@ -108,7 +139,7 @@ KINDS = (
         PAIRWISE["SUM"],
         "",
         prepares="SCALE",
-        refuses={"BOOL": "a truth value can't be scaled"},
+        refuses=_NO_RECORDS | {"BOOL": "a truth value can't be scaled"},
     ),
 )
 """All kinds; a kind's number is its place."""
@@ -164,7 +195,8 @@ class ReduceOp:
     @property
     def compared(self) -> str:
         """Name, purpose and factor as text, which ranks compare."""
-        return self.name if self.factor is None else f"{self.name}({self.factor})"
+        name = self.name.replace(self.kind.name, self.kind.compared, 1)
+        return name if self.factor is None else f"{name}({self.factor})"
 
     @property
     def pairwise(self) -> Pairwise:
@@ -174,7 +206,7 @@ class ReduceOp:
     @property
     def unfinished(self) -> ReduceOp:
         """The same reduction without its last step: an average becomes a sum."""
-        return ReduceOp(kind_named(self.pairwise.name)) if self.kind.finishes else self
+        return ReduceOp(_unfinished(self.kind)) if self.kind.finishes else self
 
     def meant_for(self, purpose: str) -> ReduceOp:
         """Return the same reduction with a purpose, in a few words; "" for none."""
@@ -188,7 +220,16 @@ class ReduceOp:
         return ReduceOp, (self.kind, self.factor, self.purpose)
 
 
+def _unfinished(kind: ReductionKind) -> ReductionKind:
+    if kind.pairwise.own is None:
+        return kind_named(kind.pairwise.name)
+    name = f"{kind.compared}/unfinished"
+    with _interning:
+        return _own_kinds.setdefault(name, replace(kind, finishes="", compared=name))
+
+
 _interning = threading.RLock()
+_own_kinds: WeakValueDictionary[str, ReductionKind] = WeakValueDictionary()
 _reduce_ops: WeakValueDictionary[tuple[ReductionKind, str, str], ReduceOp] = WeakValueDictionary()
 
 SUM = ReduceOp.SUM = ReduceOp(kind_named("SUM"))

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from nc10d.arrays.buffer import Buffer, as_buffer
-from nc10d.arrays.dtypes import DType
+from nc10d.arrays.dtypes import DType, scalar
 from nc10d.cuda import memory
 from nc10d.cuda.driver import call, driver, event_pool, on_device
 from nc10d.errors import CudaError
@@ -49,7 +49,7 @@ class DevicePacker:
         weakref.finalize(self, pool.give, self._launched).atexit = False
         self._seen: list[Array] = []
         self._packing, self._unpacking = _Tables(self._device), _Tables(self._device)
-        self._inner = self._outer = as_buffer(flat).dtype
+        self._inner = self._outer = scalar(as_buffer(flat).dtype)
         self.take(arrays, offsets)
 
     def take(
@@ -66,7 +66,8 @@ class DevicePacker:
         self.flat = flat
 
     def _lay_out(self, whole: Buffer, parts: Sequence[Buffer], offsets: Sequence[int]) -> None:
-        self._inner, self._outer = _only_dtype(parts) or whole.dtype, whole.dtype
+        self._outer = scalar(whole.dtype)
+        self._inner = _only_dtype(parts) or self._outer
         if not supports(self._inner, self._outer):
             raise TypeError(f"arrays of {self._inner.label} can't be cast to {self._outer.label}")
         places = _places_in(whole, parts, offsets)
@@ -120,7 +121,7 @@ def _places_in(whole: Buffer, arrays: Sequence[Buffer], offsets: Sequence[int]) 
 
 def _only_dtype(arrays: Sequence[Buffer]) -> DType | None:
     """Return the common dtype of all arrays, or None without arrays; TypeError if they differ."""
-    distinct = {x.dtype for x in arrays}
+    distinct = {scalar(x.dtype) for x in arrays}
     if len(distinct) > 1:
         names = ", ".join(sorted(dtype.label for dtype in distinct))
         raise TypeError(f"arrays of one bucket must have one dtype, got {names}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nc10d.arrays.buffer import as_buffer, device_type
-from nc10d.arrays.dtypes import DType
+from nc10d.arrays.dtypes import DType, scalar
 from nc10d.cuda.memory import (
     copy_to,
     current_stream_key,
@@ -118,7 +118,7 @@ def check(gradient: Array, spec: Spec, sparse: bool, name: str) -> None:
 def _check_array(gradient: Array, spec: Spec, name: str) -> None:
     buffer = as_buffer(gradient)
     _same(tuple(buffer.shape), spec.shape, name)
-    _same_dtype(buffer.dtype, spec, name)
+    _same_dtype(scalar(buffer.dtype), spec, name)
     if buffer.device != spec.device.partition(":")[0]:
         raise TypeError(f"{name} is on {spec.device}, its gradient on {buffer.device}")
     if buffer.device == "cuda" and not buffer.contiguous:
@@ -133,7 +133,7 @@ def _check_rows(gradient: SparseGradient, spec: Spec, name: str) -> None:
         raise TypeError(f"the indices of {name}'s gradient must be int64 of shape (d, n)")
     depth, rows = places.shape
     _same(tuple(values.shape), (rows, *spec.shape[depth:]), name)
-    _same_dtype(values.dtype, spec, name)
+    _same_dtype(scalar(values.dtype), spec, name)
     where = places.as_numpy()
     sides = np.array(spec.shape[:depth]).reshape(-1, 1)
     if len(sides) != depth or ((where < 0) | (where >= sides)).any():

@@ -12,7 +12,7 @@ from collections.abc import Sequence, Set
 import numpy as np
 
 from nc10d.arrays.buffer import Buffer, as_buffer
-from nc10d.arrays.dtypes import DType, ElementKind
+from nc10d.arrays.dtypes import DType, ElementKind, scalar
 from nc10d.kernels.pack import cast_address, copy_address, move_all, row_mover
 from nc10d.kernels.reduce import divide_address, scale_address
 from nc10d.kernels.streaming import (
@@ -42,7 +42,7 @@ def cast(source: Array, target: Array, scale: float = 1.0) -> None:
         raise ValueError(f"{read.count} elements can't be cast to {written.count}")
     table = np.array([written.address, read.address, read.nbytes], np.int64)
     factor = np.array(scale, np.float64)
-    kernel = _kernel(read.dtype, written.dtype, scale, read.nbytes)
+    kernel = _kernel(scalar(read.dtype), scalar(written.dtype), scale, read.nbytes)
     move_all(table.ctypes.data, 1, kernel, factor.ctypes.data)
 
 
@@ -50,7 +50,7 @@ def divide(read: Buffer, written: Buffer, count: int) -> None:
     """Write the elements in `read`, divided by `count` and rounded once, to `written`."""
     # Both are contiguous, on the CPU, equally long, and have one dtype of real or complex floats.
     table = np.array([written.address, read.address, read.nbytes], np.int64)
-    move_all(table.ctypes.data, 1, divide_address(read.dtype), count)
+    move_all(table.ctypes.data, 1, divide_address(scalar(read.dtype)), count)
 
 
 class DividedCopy:
@@ -68,7 +68,7 @@ class DividedCopy:
         self._row = np.array([written.address, 0, written.nbytes], np.int64)
         self._address: int = self._row.ctypes.data
         find = stream_divide_address if past and written.dtype in SCALED else divide_address
-        self._kernel = find(written.dtype)
+        self._kernel = find(scalar(written.dtype))
 
     def write(self, address: int, count: int) -> None:
         """Write the contiguous array at `address`, with the place's length and dtype, divided."""
@@ -94,7 +94,7 @@ class Divider:
         self.x, self._slots = x, slots
         self._buffer = buffer = as_buffer(x)
         divides = buffer.dtype.family in FRACTIONAL and buffer.device == "cpu"
-        self._kernel = divide_address(buffer.dtype) if divides else 0
+        self._kernel = divide_address(scalar(buffer.dtype)) if divides else 0
         self._leave_out(set())
 
     def reduction(self, count: int, size: int, done: Set[int] = frozenset()) -> ReduceOp:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from nc10d.arrays.buffer import Buffer, as_buffer
-from nc10d.arrays.dtypes import DType, dtype_of
+from nc10d.arrays.dtypes import DType, dtype_of, scalar
 from nc10d.base.run_to_end import import_to_end
 
 FIRST_BUCKET_BYTES = 1 << 20
@@ -59,7 +59,7 @@ def spec_of(x: object) -> Spec:
     if isinstance(x, tuple):
         return _spec(*x)
     buffer = as_buffer(x)
-    return Spec(tuple(buffer.shape), buffer.dtype, _device(x, buffer))
+    return Spec(tuple(buffer.shape), scalar(buffer.dtype), _device(x, buffer))
 
 
 def _device(x: object, buffer: Buffer) -> str:

@@ -16,12 +16,13 @@ arrays: the outputs that they get.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from nc10d.arrays.dtypes import DType, ElementKind, check_reduce, dtype_of
+from nc10d.arrays.dtypes import DType, ElementKind, check_reduce, element_of, reduced_element
 from nc10d.arrays.dtypes import identity as neutral
 from nc10d.ops import SUM, Op, ReduceOp
 from nc10d.ops.facts import facts_of, rank_is_in
@@ -83,9 +84,15 @@ def scan(arrays: Sequence[Array], op: ReduceOp = SUM) -> list[Array]:
 
 def exscan(arrays: Sequence[Array], op: ReduceOp = SUM, identity: bool = False) -> list[Array]:
     """Rank r ends with the earlier ranks' reduction; rank 0 with its own, or the identity."""
-    first = np.full_like(arrays[0], neutral(dtype_of(arrays[0].dtype), op))
+    first = _identities(arrays[0], op) if identity else arrays[0].copy()
     before = [fold(arrays[:r], op) for r in range(1, len(arrays))]
-    return [first if identity else arrays[0].copy(), *before]
+    return [first, *before]
+
+
+def _identities(x: Array, op: ReduceOp) -> Array:
+    element = reduced_element(element_of(x.dtype), op, x.shape[-1] if x.shape else 1)
+    count = x.nbytes // element.itemsize
+    return np.full(count, neutral(element, op), element.numpy).view(x.dtype).reshape(x.shape)
 
 
 @np.errstate(invalid="ignore")
@@ -95,9 +102,11 @@ def same_bits(x: Array, y: Array) -> bool:
         return False
     if np.iscomplexobj(x):
         return same_bits(x.real, y.real) and same_bits(x.imag, y.imag)
+    if x.dtype.names:
+        return all(same_bits(x[name], y[name]) for name in x.dtype.names)
     bits = f"u{x.dtype.itemsize}"
     equal = np.ascontiguousarray(x).view(bits) == np.ascontiguousarray(y).view(bits)
-    if dtype_of(x.dtype).family is ElementKind.FLOAT:
+    if element_of(x.dtype).family is ElementKind.FLOAT:
         equal |= np.isnan(x) & np.isnan(y)
     return bool(np.all(equal))
 
@@ -160,16 +169,35 @@ def _sent(op: Any, size: int) -> list[Array]:
 
 def fold(arrays: Sequence[Array], op: ReduceOp) -> Array:
     """Reduce `arrays` in their order; TypeError if their dtype does not allow `op`."""
-    dtype = dtype_of(arrays[0].dtype)
-    check_reduce(dtype, op)
-    inputs = [scaled(x, op.factor) for x in arrays] if op.factor is not None else arrays
-    total = functools.reduce(lambda x, y: pairwise(x, y, op.pairwise), inputs)
-    return divided(total, len(arrays)) if op.kind.finishes else np.array(total)
+    shape, row = arrays[0].shape, arrays[0].shape[-1] if arrays[0].shape else 1
+    element = reduced_element(element_of(arrays[0].dtype), op, row)
+    check_reduce(element, op)
+    seen = [np.ascontiguousarray(x).view(element.numpy) for x in arrays]
+    total = functools.reduce(
+        lambda x, y: pairwise(x, y, op.pairwise), [_prepared(x, op) for x in seen]
+    )
+    return _finished(total, len(arrays), op).view(arrays[0].dtype).reshape(shape)
+
+
+def _prepared(x: Array, op: ReduceOp) -> Array:
+    own = op.pairwise.own
+    if own is not None and op.kind.prepares:
+        return own_results(own.functions["map"], x)
+    return x if op.factor is None else scaled(x, op.factor)
+
+
+def _finished(total: Array, count: int, op: ReduceOp) -> Array:
+    own = op.pairwise.own
+    if own is not None and op.kind.finishes:
+        return own_results(own.functions["finish"], total)
+    return divided(total, count) if op.kind.finishes else np.array(total)
 
 
 def pairwise(x: Array, y: Array, step: Pairwise) -> Array:
     """Return x op y in the arrays' dtype, rounded once."""
-    dtype = dtype_of(x.dtype)
+    if step.own is not None:
+        return own_results(step.own.functions["step"], x, y)
+    dtype = element_of(x.dtype)
     rule = RULES[step.name]
     if dtype.family is ElementKind.BOOL:
         rule = LOGICAL[step.of_truth]
@@ -180,9 +208,27 @@ def pairwise(x: Array, y: Array, step: Pairwise) -> Array:
         return np.asarray(rule(*wide)).astype(x.dtype)
 
 
+def own_results(function: Callable[..., Any], *arrays: Array) -> Array:
+    """Return a function's results, element by element, computed by Python itself."""
+    out = np.array(arrays[0])
+    wide = [np.atleast_1d(_widened(x)).reshape(-1) for x in arrays]
+    if out.dtype.names:  # elements with attributes
+        wide = [x.view(np.recarray) for x in wide]
+    flat = np.atleast_1d(out).reshape(-1)
+    writes = len(inspect.signature(function).parameters) > len(arrays)
+    with np.errstate(all="ignore"):
+        for i in range(flat.size):
+            given = [x[i] for x in wide]
+            room = [flat.view(np.recarray)[i]] if writes else []
+            result = function(*given, *room)
+            if not writes:
+                flat[i] = result
+    return flat.reshape(out.shape)
+
+
 def divided(x: Array, count: int) -> Array:
     """Return x / count: ints truncate toward zero, floats round once, complex by parts."""
-    family = dtype_of(x.dtype).family
+    family = element_of(x.dtype).family
     if family in (ElementKind.INT, ElementKind.UINT):
         return _each(lambda v: (abs(v) // count) * (1 if v >= 0 else -1), x)
     return _by_parts(x, lambda real: real / real.dtype.type(count))
@@ -190,7 +236,7 @@ def divided(x: Array, count: int) -> Array:
 
 def scaled(x: Array, factor: float) -> Array:
     """Return x * factor in x's dtype, to which the factor is rounded first; ints wrap around."""
-    if dtype_of(x.dtype).family in (ElementKind.INT, ElementKind.UINT):
+    if element_of(x.dtype).family in (ElementKind.INT, ElementKind.UINT):
         return _each(lambda v: _wrapped(v * int(factor), x.dtype), x)
     return _by_parts(x, lambda real: real * _rounded(factor, x.dtype, real.dtype))
 
@@ -220,7 +266,7 @@ def _complex_product(x: Array, y: Array) -> Array:
 
 
 def _widened(x: Array) -> Array:
-    return x.astype(np.float32) if dtype_of(x.dtype) in NARROW else x
+    return x.astype(np.float32) if element_of(x.dtype) in NARROW else x
 
 
 def _by_parts(x: Array, rule: Callable[[Array], Array]) -> Array:
@@ -235,7 +281,7 @@ def _by_parts(x: Array, rule: Callable[[Array], Array]) -> Array:
 
 def _rounded(factor: float, dtype: np.dtype[Any], wide: np.dtype[Any]) -> object:
     """Round `factor` to the array's real dtype, and return it in the computation's dtype."""
-    narrow = dtype if dtype_of(dtype) in NARROW else wide
+    narrow = dtype if element_of(dtype) in NARROW else wide
     return np.asarray(factor, wide).astype(narrow).astype(wide)[()]
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nc10d.backend.cpu.program.program import Space, Step, StepKind
-from simulation.race_simulator.vector_clocks import PAIR, Bytes, Region, mapped
+from simulation.race_simulator.vector_clocks import Bytes, Region, mapped, paired
 
 if TYPE_CHECKING:
     from simulation.race_simulator.simulator import SimulatedRank
@@ -96,8 +96,8 @@ def _fold(me: SimulatedRank, step: Step) -> bool:
             region = _exposed(me, step, rank)
             region.touch(low, low + nbytes, me.rank, me.clock, write=False)
             part = region.data[low : low + nbytes]
-        values = part.copy().view(step.kernel.dtype)
-        total = values if total is None else PAIR[step.kernel.kind](total, values)
+        values = part.copy().view(step.kernel.dtype.numpy)
+        total = values if total is None else paired(step.kernel, total, values)
     folded = np.asarray(total).view(np.uint8)
     if step.last is not None:
         folded = mapped(step.last, folded, step.arg)

@@ -22,7 +22,7 @@ from simulation.race_simulator.simulator import (
     SimulatedWorld,
     run_all,
 )
-from simulation.race_simulator.vector_clocks import PAIR, Bytes, Disagreement
+from simulation.race_simulator.vector_clocks import Bytes, Disagreement, paired
 
 
 class Pipes:
@@ -201,9 +201,9 @@ def _expect(me: SimulatedRank, step: Step) -> bool:
 def _pair(me: SimulatedRank, step: Step) -> bool:
     assert step.kernel is not None
     nbytes = me.length(step)
-    a = me.view(step.src, nbytes, write=False).copy().view(step.kernel.dtype)
-    b = me.view(step.own, nbytes, write=False).copy().view(step.kernel.dtype)
-    result = np.asarray(PAIR[step.kernel.kind](a, b))
+    a = me.view(step.src, nbytes, write=False).copy().view(step.kernel.dtype.numpy)
+    b = me.view(step.own, nbytes, write=False).copy().view(step.kernel.dtype.numpy)
+    result = np.asarray(paired(step.kernel, a, b))
     me.view(step.dst, nbytes, write=True)[:] = result.view(np.uint8)
     return True
 

@@ -25,13 +25,13 @@ from nc10d.backend.cpu.program.program import (
 from nc10d.backend.cpu.program.steps import SIZES_BYTES
 from simulation.race_simulator import exposed_arrays
 from simulation.race_simulator.vector_clocks import (
-    PAIR,
     Bytes,
     Clock,
     Deadlock,
     Disagreement,
     Region,
     mapped,
+    paired,
 )
 
 CELLS = Cells(4, 256)
@@ -191,13 +191,13 @@ def _fold_staged(me: SimulatedRank, step: Step) -> bool:
     for rank in range(me.world.size):
         mine = rank == me.rank
         part = me.view(step.own if mine else step.src, nbytes, write=False, rank=rank)
-        values = part.copy().view(step.kernel.dtype)
+        values = part.copy().view(step.kernel.dtype.numpy)
         # The engine reduces pairwise into dst, which overwrites a contribution there after the
         # first pair, unless dst is in a staging buffer. An algorithm must not rely on it.
         if total is None:
             total = values
         else:
-            total = np.asarray(PAIR[step.kernel.kind](total, values))
+            total = np.asarray(paired(step.kernel, total, values))
             dst[:] = total.view(np.uint8)
     assert total is not None
     if step.last is not None:

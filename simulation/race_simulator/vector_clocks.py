@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from nc10d.backend.cpu.program.program import Kernel
+from nc10d.ops.reductions import step_named
+from nc10d.testing.reference import own_results, pairwise
 
 Bytes = npt.NDArray[np.uint8]
 Clock = list[int]
@@ -76,9 +79,20 @@ class Region:
         self.accesses = kept
 
 
+def paired(kernel: Kernel, a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the result of a kernel with two operands."""
+    step = step_named(kernel.kind)
+    return np.asarray(PAIR[kernel.kind](a, b)) if step.own is None else pairwise(a, b, step)
+
+
 def mapped(kernel: Kernel, data: Bytes, arg: float) -> Bytes:
     """Return the result of a kernel with a single operand, as bytes."""
-    values = data.copy().view(kernel.dtype)
+    values = data.copy().view(kernel.dtype.numpy)
+    name, _, part = kernel.kind.partition("/")
+    if part:
+        own = step_named(name).own
+        assert own is not None, kernel
+        return own_results(own.functions[part], values).view(np.uint8)
     if kernel.kind == "SCALE":
         return np.asarray(values * values.dtype.type(arg)).view(np.uint8)
     assert kernel.kind == "DIVIDE", kernel

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from nc10d.arrays.buffer import Buffer, as_buffer
-from nc10d.arrays.dtypes import DType, ElementKind
-from nc10d.kernels.reduce import divide_address, kernel_address, scale_address
-from nc10d.ops import Array, ReduceOp
+from nc10d.arrays.dtypes import ElementKind, ElementType, reduced_element
+from nc10d.kernels.reduce import address
+from nc10d.ops import SUM, Array, ReduceOp
 from nc10d.ops.operations import Arrays
 
 _KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
@@ -35,9 +35,9 @@ def kernel(address: int) -> Any:
     return _KERNEL(address)
 
 
-def order_matters(op: ReduceOp, dtype: DType, size: int) -> bool:
+def order_matters(op: ReduceOp, dtype: ElementType, size: int) -> bool:
     """Return whether another order of the same operands could change a bit of the result."""
-    rounds = dtype.family in (ElementKind.FLOAT, ElementKind.COMPLEX)
+    rounds = dtype.family in (ElementKind.FLOAT, ElementKind.COMPLEX) or op.pairwise.own is not None
     return rounds and size > 2 and not op.pairwise.exact
 
 
@@ -47,7 +47,7 @@ class FlatBuffer:
 
     address: int
     count: int
-    dtype: DType
+    dtype: ElementType
     device: str
     owner: object
 
@@ -86,37 +86,41 @@ class OpBuffers:
         self._copies_back: list[Callable[[], None]] = []
         self._owned: list[np.ndarray[Any, Any]] = []
 
-    def contiguous(self, x: Array, written: bool) -> FlatBuffer:
-        """Return an array's memory, or a copy that `finish` copies back if `written`."""
+    def contiguous(self, x: Array, written: bool, op: ReduceOp = SUM) -> FlatBuffer:
+        """Return an array's memory, or a copy that `finish` copies back if `written`.
+
+        The elements are those that `op` reduces.
+        """
         buffer = as_buffer(x)
         if buffer.contiguous:
-            return _flat_buffer(buffer)
+            return _flat_buffer(buffer, op)
         view = buffer.as_numpy()
         copy = np.ascontiguousarray(view)
         if written:
             self._copies_back.append(lambda: np.copyto(view, copy))
-        return self._own(copy)
+        return self._own(copy, op)
 
-    def chunks(self, arrays: Arrays, size: int, written: bool) -> Chunks:
+    def chunks(self, arrays: Arrays, size: int, written: bool, op: ReduceOp = SUM) -> Chunks:
         """Return the memory for an array or a list, as a single piece, in chunks."""
         if not isinstance(arrays, (list, tuple)):
-            flat = self.contiguous(arrays, written)
+            flat = self.contiguous(arrays, written, op)
             return flat, [flat.count // size] * size
         buffers = [as_buffer(x) for x in arrays]
         views = [buffer.as_numpy() for buffer in buffers]
-        counts = [buffer.count for buffer in buffers]
         whole = np.concatenate([view.reshape(-1) for view in views])
         if written:
             self._copies_back.append(lambda: _copy_chunks_back(whole, views))
-        return self._own(whole), counts
+        own = self._own(whole.reshape(-1, *views[0].shape[-1:]), op)
+        item = own.dtype.itemsize
+        return own, [buffer.nbytes // item for buffer in buffers]
 
-    def scratch(self, count: int, dtype: DType) -> FlatBuffer:
+    def scratch(self, count: int, dtype: ElementType) -> FlatBuffer:
         """Return uninitialised memory for `count` elements."""
         return self._own(np.empty(count, dtype.numpy))
 
-    def _own(self, array: np.ndarray[Any, Any]) -> FlatBuffer:
+    def _own(self, array: np.ndarray[Any, Any], op: ReduceOp = SUM) -> FlatBuffer:
         self._owned.append(array)
-        return _flat_buffer(as_buffer(array))
+        return _flat_buffer(as_buffer(array), op)
 
     def finish(self) -> None:
         """Copy written copies back to the caller's arrays."""
@@ -124,8 +128,10 @@ class OpBuffers:
             copy_back()
 
 
-def _flat_buffer(buffer: Buffer) -> FlatBuffer:
-    return FlatBuffer(buffer.address, buffer.count, buffer.dtype, buffer.device, buffer.owner)
+def _flat_buffer(buffer: Buffer, op: ReduceOp) -> FlatBuffer:
+    element = reduced_element(buffer.dtype, op, buffer.shape[-1] if buffer.shape else 1)
+    count = buffer.nbytes // element.itemsize
+    return FlatBuffer(buffer.address, count, element, buffer.device, buffer.owner)
 
 
 def _copy_chunks_back(whole: np.ndarray[Any, Any], views: Sequence[np.ndarray[Any, Any]]) -> None:
@@ -138,11 +144,11 @@ def _copy_chunks_back(whole: np.ndarray[Any, Any], views: Sequence[np.ndarray[An
 def fold(into: FlatBuffer, rows: FlatBuffer, size: int, op: ReduceOp) -> None:
     """into := op over the `size` rows, first to last; the rows are scratch memory."""
     prepare(rows, rows, op)
-    combine = kernel(kernel_address(op.pairwise.name, into.dtype))
+    combine = kernel(address(op.pairwise.name, into.dtype))
     row = [rows.slice(r * into.count, into.count).address for r in range(size)]
     total = row[0]
-    for address in row[1:]:
-        combine(into.address, total, address, into.nbytes)
+    for part in row[1:]:
+        combine(into.address, total, part, into.nbytes)
         total = into.address
     if size == 1:
         copy(into, rows)
@@ -151,9 +157,9 @@ def fold(into: FlatBuffer, rows: FlatBuffer, size: int, op: ReduceOp) -> None:
 
 def prepare(into: FlatBuffer, x: FlatBuffer, op: ReduceOp) -> None:
     """into := the operand that this reduction makes from x; PREMUL_SUM scales. May be in place."""
-    if op.factor is not None:
-        factor = ctypes.c_double(op.factor)
-        scale = kernel(scale_address(x.dtype))
+    if op.kind.prepares:
+        factor = ctypes.c_double(op.factor or 0)
+        scale = kernel(address(op.kind.prepares, x.dtype))
         scale(into.address, x.address, ctypes.addressof(factor), x.nbytes)
     elif into.address != x.address:
         copy(into, x)
@@ -162,7 +168,8 @@ def prepare(into: FlatBuffer, x: FlatBuffer, op: ReduceOp) -> None:
 def finish(total: FlatBuffer, size: int, op: ReduceOp) -> None:
     """Turn a sum into the result: AVG divides."""
     if op.kind.finishes:
-        kernel(divide_address(total.dtype))(total.address, total.address, size, total.nbytes)
+        last = kernel(address(op.kind.finishes, total.dtype))
+        last(total.address, total.address, size, total.nbytes)
 
 
 def copy(into: FlatBuffer, x: FlatBuffer) -> None:

@@ -31,7 +31,7 @@ from nc10d.backend.polled.flat_buffers import (
 )
 from nc10d.backend.polled.launches import Steps
 from nc10d.errors import CollectiveMismatch
-from nc10d.kernels.reduce import kernel_address
+from nc10d.kernels.reduce import address
 from nc10d.ops.facts import facts_of, name_of
 
 SMALL = 16 * 1024  # bytes in all ranks' arrays, up to which every rank gets all of them
@@ -103,7 +103,7 @@ def steps(library: CollectiveLibrary, op: ops.Op, count: int) -> Steps:
 
 
 def _all_reduce(library: CollectiveLibrary, op: ops.AllReduce, buffers: OpBuffers) -> Steps:
-    x, size = buffers.contiguous(op.x, True), library.size
+    x, size = buffers.contiguous(op.x, True, op.op), library.size
     how = library.reduction(op.op, x)
     if how is not None:
         prepare(x, x, op.op)
@@ -122,10 +122,10 @@ def _all_reduce(library: CollectiveLibrary, op: ops.AllReduce, buffers: OpBuffer
 
 def _reduce(library: CollectiveLibrary, op: ops.Reduce, buffers: OpBuffers) -> Steps:
     is_root = library.rank == op.root
-    x = buffers.contiguous(op.x, is_root)
+    x = buffers.contiguous(op.x, is_root, op.op)
     how = library.reduction(op.op, x)
     if how is not None:
-        own = x if op.op.factor is None or is_root else buffers.scratch(x.count, x.dtype)
+        own = x if is_root or not op.op.kind.prepares else buffers.scratch(x.count, x.dtype)
         prepare(own, x, op.op)
         yield [library.reduce(own, how, op.root)]
         if is_root:
@@ -138,8 +138,8 @@ def _reduce(library: CollectiveLibrary, op: ops.Reduce, buffers: OpBuffers) -> S
 
 
 def _reduce_scatter(library: CollectiveLibrary, op: ops.ReduceScatter, buffers: OpBuffers) -> Steps:
-    out = buffers.contiguous(op.out, True)
-    inp, counts = buffers.chunks(op.inp, library.size, False)
+    out = buffers.contiguous(op.out, True, op.op)
+    inp, counts = buffers.chunks(op.inp, library.size, False, op.op)
     how = library.reduction(op.op, inp, scattered=True)
     if how is None:
         yield from _fold_chunk(library, (inp, counts), out, op.op, buffers)
@@ -148,7 +148,7 @@ def _reduce_scatter(library: CollectiveLibrary, op: ops.ReduceScatter, buffers: 
     else:
         # The output may be a chunk of the input: UCC's own form in place changes the other chunks.
         operand, result = inp, buffers.scratch(out.count, out.dtype)
-        if op.op.factor is not None:
+        if op.op.kind.prepares:
             operand = buffers.scratch(inp.count, inp.dtype)
             prepare(operand, inp, op.op)
         yield [library.reduce_scatter(result, (operand, counts), how)]
@@ -157,7 +157,11 @@ def _reduce_scatter(library: CollectiveLibrary, op: ops.ReduceScatter, buffers: 
 
 
 def _scan(library: CollectiveLibrary, op: ops.Scan | ops.ExScan, buffers: OpBuffers) -> Steps:
-    x, rank, exclusive = buffers.contiguous(op.x, True), library.rank, isinstance(op, ops.ExScan)
+    x, rank, exclusive = (
+        buffers.contiguous(op.x, True, op.op),
+        library.rank,
+        isinstance(op, ops.ExScan),
+    )
     how = None if op.op.kind.prepares else library.reduction(op.op, x)
     posted = None if how is None else library.scan(x, how, exclusive)
     if posted is not None:
@@ -186,7 +190,7 @@ def _prefixes(
     yield [library.all_to_all((came, each), (x, counts), even=False)]
     copy(row[0], row[1])
     prepare(came, came, op)
-    combine = kernel(kernel_address(op.pairwise.name, x.dtype))
+    combine = kernel(address(op.pairwise.name, x.dtype))
     for before, mine in pairwise(row[1:]):
         combine(mine.address, before.address, mine.address, mine.nbytes)
     for operands, total in enumerate(row[1:], 1):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from nc10d.arrays.dtypes import DType, ElementKind
+from nc10d.arrays.dtypes import DType, ElementKind, ElementType
 from nc10d.backend.polled.device_arrays import device_arrays, flat_on_device
 from nc10d.backend.polled.flat_buffers import FlatBuffer, order_matters
 from nc10d.backend.ucc.ucc_table import ENUMS
@@ -27,7 +27,7 @@ OPERATORS = {
     if (name := f"UCC_OP_{kind.name.replace('PRODUCT', 'PROD')}") in _OP
 }
 _COMPLEX = {DType.COMPLEX64: "FLOAT32_COMPLEX", DType.COMPLEX128: "FLOAT64_COMPLEX"}
-_NUMBERS = {
+_NUMBERS: dict[ElementType, int] = {
     dtype: _DT[name]
     for dtype in DType
     if (name := f"UCC_DT_{_COMPLEX.get(dtype, dtype.name)}") in _DT
@@ -44,9 +44,10 @@ class UccReduction(NamedTuple):
     op: int
 
 
-def carrier(dtype: DType) -> int:
-    """Return the UCC datatype that carries elements of `dtype` unread."""
-    return _MOVED[dtype.itemsize]
+def carrier(dtype: ElementType) -> tuple[int, int]:
+    """Return the UCC datatype that carries elements of `dtype` unread, and how many an element."""
+    found = _MOVED.get(dtype.itemsize)
+    return (_MOVED[1], dtype.itemsize) if found is None else (found, 1)
 
 
 def native(op: ReduceOp, x: FlatBuffer, size: int, any_order: bool) -> UccReduction | None:
@@ -60,6 +61,8 @@ def native(op: ReduceOp, x: FlatBuffer, size: int, any_order: bool) -> UccReduct
     if order_matters(op, x.dtype, size) and not any_order:
         return None
     step, stored = canonical(op.pairwise, x.dtype)
+    if step not in OPERATORS:
+        return None
     exact = PAIRWISE[step].exact
     if not exact and any_order and stored in _NARROW:
         return UccReduction(_NUMBERS[stored], 1, OPERATORS[step])
@@ -70,7 +73,7 @@ def native(op: ReduceOp, x: FlatBuffer, size: int, any_order: bool) -> UccReduct
     return UccReduction(_NUMBERS[stored], x.dtype.itemsize // stored.itemsize, OPERATORS[step])
 
 
-def _on_device(op: ReduceOp, dtype: DType) -> UccReduction:
+def _on_device(op: ReduceOp, dtype: ElementType) -> UccReduction:
     operator, datatype = OPERATORS.get(op.kind.name), _NUMBERS.get(dtype)
     if operator is None or datatype is None:
         raise TypeError(

@@ -169,7 +169,8 @@ def _memory_type(x: FlatBuffer) -> int:
 
 
 def _moved(x: FlatBuffer) -> object:
-    return BufferInfo(x.address, x.count, carrier(x.dtype), _memory_type(x))
+    datatype, width = carrier(x.dtype)
+    return BufferInfo(x.address, x.count * width, datatype, _memory_type(x))
 
 
 def _reduced(x: FlatBuffer, how: UccReduction) -> Any:
@@ -181,7 +182,8 @@ def _in_chunks(chunks: Chunks | None, even: bool) -> object:
     if chunks is None:
         return None
     x, counts = chunks
-    return _moved(x) if even else _vector(x, counts, carrier(x.dtype))
+    datatype, width = carrier(x.dtype)
+    return _moved(x) if even else _vector(x, [n * width for n in counts], datatype)
 
 
 def _vector(x: FlatBuffer, counts: Sequence[int], datatype: int) -> Any:

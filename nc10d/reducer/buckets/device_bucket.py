@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nc10d.arrays.buffer import as_buffer
-from nc10d.arrays.dtypes import DType
+from nc10d.arrays.dtypes import DType, scalar
 from nc10d.cuda.memory import current_stream_key, device_of, order_others_after
 from nc10d.cuda.streams import StreamKey, order_after
 from nc10d.group.process_group import ProcessGroup
@@ -138,7 +138,7 @@ class DeviceBucket(Bucket):
     ) -> DevicePacker:
         """Return the packer of earlier passes, with its tables, set to these arrays."""
         # The cache has a packer for each use and dtype: a hook may use another array in every pass.
-        key = use, as_buffer(flat).dtype
+        key = use, scalar(as_buffer(flat).dtype)
         packer = self._packers.get(key)
         if packer is None:
             packer = self._packers[key] = DevicePacker(arrays, flat, offsets)

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nc10d.arrays.call_info import CallInfo
+from nc10d.arrays.dtypes import DType
 from nc10d.backend.cpu.algorithms import choose, message
 from nc10d.backend.cpu.algorithms.all_reduce import FusedArray
 from nc10d.backend.cpu.algorithms.exchange import Route
@@ -59,7 +60,7 @@ def fold(arrays: list[Array], op: ReduceOp) -> Array:
 
 
 def reduction(op: ReduceOp, size: int) -> Reduction:
-    return Reduction(op, "int64", size)
+    return Reduction(op, DType.INT64, size)
 
 
 def all_reduce(world: list[GroupShape], count: int, seed: int, op: ReduceOp = SUM) -> Case:

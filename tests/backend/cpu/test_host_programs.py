@@ -15,6 +15,7 @@ from algorithm_cases import play as play_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nc10d.arrays.dtypes import DType
 from nc10d.backend.cpu.algorithms import choose, hosts_reduce
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape, Topology, grouped
 from nc10d.backend.cpu.algorithms.reduction import Reduction
@@ -80,7 +81,7 @@ def test_many_hosts_reduce_in_the_order_of_hosts() -> None:
     chance = np.random.default_rng(5)
     arrays = [chance.standard_normal(count) * 10.0 ** chance.integers(-9, 9) for _ in range(17)]
     want = functools.reduce(np.add, arrays)
-    how = Reduction(SUM, "float64", 17)
+    how = Reduction(SUM, DType.FLOAT64, 17)
     cluster = Cluster(hosts, SLOT)
     for rank, layout in enumerate(world(hosts)):
         steps = choose.all_reduce(layout, 8 * count, how)

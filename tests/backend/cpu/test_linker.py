@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from nc10d.arrays.call_info import CallInfo
+from nc10d.arrays.dtypes import DType
 from nc10d.backend.cpu.algorithms import broadcast, gather
 from nc10d.backend.cpu.algorithms.all_reduce import all_reduce
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape
@@ -162,7 +163,7 @@ def test_an_array_that_fills_a_cache_goes_past_it_unless_the_program_reads_it() 
     assert got == {(*FETCHED, PAST), (*GOT, PAST)}
     sent = copies(broadcast.broadcast(SHAPE, MUCH, 0), 1)
     assert sent == {(*FILLED, VECTOR), (*PUT, VECTOR)}
-    folded = copies(all_reduce(SHAPE, 4 * MUCH, Reduction(SUM, "float32", 2)), 1)
+    folded = copies(all_reduce(SHAPE, 4 * MUCH, Reduction(SUM, DType.FLOAT32, 2)), 1)
     assert PAST not in {copier for *_, copier in folded}
 
 

@@ -128,10 +128,10 @@ def gradients(group: ProcessGroup, name: str, count: int, which: list[bool], cut
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("op", [SUM, AVG, MAX])
-@pytest.mark.parametrize("dtype", ["float32", "int32"])
-def test_which_reductions_write_to_both_arrays(size: int, op: ReduceOp, dtype: str) -> None:
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.INT32])
+def test_which_reductions_write_to_both_arrays(size: int, op: ReduceOp, dtype: DType) -> None:
     both = Reduction(op, dtype, size).how.both
-    assert (both is not None) == (size == 2 and op is not MAX and dtype == "float32")
+    assert (both is not None) == (size == 2 and op is not MAX and dtype is DType.FLOAT32)
 
 
 @settings(max_examples=30, deadline=None)

@@ -37,7 +37,6 @@ from nc10d.backend.cpu.program.program import (
     Step,
     earlier,
     inline,
-    line_down,
     line_up,
     staging,
     user,
@@ -75,9 +74,10 @@ def fused(shape: GroupShape, parts: Sequence[FusedArray]) -> list[Step]:
     """Return the steps that reduce small arrays, which fit into a slot and share a barrier."""
     small = len(parts) == 1 and parts[0].nbytes <= INLINE_BYTES
     parts = [part for part in parts if part.nbytes]
-    if shape.size == 1:  # one rank only scales arrays, and only if the operation is PREMUL_SUM
-        scaled = [(user(part.index), part) for part in parts if part.reduction.scaled]
-        return do.alone([part.reduction.publish(at, at, part.nbytes) for at, part in scaled])
+    if shape.size == 1:
+        each = [(user(part.index), part) for part in parts]
+        changes = [part.reduction.alone(at, at, part.nbytes) for at, part in each]
+        return do.alone([step for steps in changes for step in steps])
     publishes: list[Step] = []
     folds: list[Step] = []
     offset = 0
@@ -112,7 +112,7 @@ def _by_windows(shape: GroupShape, nbytes: int, reduction: Reduction, root: int)
     # rank writes the parts of window k+2 while a peer may still read window k's result from the
     # same slot. That is safe: the result lies behind the parts, and is overwritten only after the
     # next barrier.
-    chunk = line_down(shape.slot_bytes // (shape.size + 1))
+    chunk = reduction.down(shape.slot_bytes // (shape.size + 1))
     whole = chunk * shape.size
     before = max(0, -(-nbytes // whole) - 1)
     rest = nbytes - before * whole
@@ -121,7 +121,7 @@ def _by_windows(shape: GroupShape, nbytes: int, reduction: Reduction, root: int)
         return _Window(shape, reduction, root, chunk, whole, base, stride)
 
     # The last window is cut into equal chunks, so that all ranks share the work.
-    small = line_up(-(-rest // shape.size))
+    small = reduction.up(-(-rest // shape.size))
     last = _Window(shape, reduction, root, small, rest, before * whole)
     steps: list[Step] = [do.free(), do.enter()]
     meet = do.meet_all()  # The first barrier compares the ranks' calls.

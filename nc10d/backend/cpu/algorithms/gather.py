@@ -22,7 +22,7 @@ from nc10d.backend.cpu.algorithms import peer_arrays
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.algorithms.reduction import Reduction
 from nc10d.backend.cpu.program import steps as do
-from nc10d.backend.cpu.program.program import At, Step, line_down, moved, staging
+from nc10d.backend.cpu.program.program import At, Step, moved, staging
 
 
 def all_gather(shape: GroupShape, sizes: Sequence[int], mine: At, outs: Sequence[At]) -> list[Step]:
@@ -64,8 +64,8 @@ def reduce_scatter(
 ) -> list[Step]:
     """Return the steps for out := reduction of all inps[this rank]; rank r gets sizes[r] bytes."""
     if shape.size == 1:
-        return do.alone([reduction.publish(out, inps[0], sizes[0])] if sizes[0] else [])
-    piece = line_down(shape.slot_bytes // shape.size)
+        return do.alone(reduction.alone(out, inps[0], sizes[0]) if sizes[0] else [])
+    piece = reduction.down(shape.slot_bytes // shape.size)
     rounds = max(1, -(-max(sizes) // piece))
     steps = [*_scatter_round(shape, sizes, out, inps, reduction, 0), do.end_round(1, 2)]
     if rounds > 1:
@@ -79,7 +79,7 @@ def reduce_scatter(
 def _scatter_round(
     shape: GroupShape, sizes: Sequence[int], out: At, inps: Sequence[At], how: Reduction, base: int
 ) -> list[Step]:
-    me, piece = shape.rank, line_down(shape.slot_bytes // shape.size)
+    me, piece = shape.rank, how.down(shape.slot_bytes // shape.size)
     # `out` may be this rank's own chunk, which the reduction overwrites before its turn in rank
     # order. So with more than two ranks that contribution goes through the staging buffer, too.
     alone = shape.size == 2 and not how.scaled

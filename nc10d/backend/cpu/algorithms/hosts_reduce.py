@@ -83,7 +83,7 @@ def all_reduce(shape: GroupShape, nbytes: int, reduction: Reduction, root: int =
     if root not in (-1, shape.rank):  # A non-root rank's array stays unchanged.
         place, base = scratch(0), line_up(nbytes)
         copied = [do.copy(place, user(0), nbytes)]
-    cuts = _cuts(span, nbytes)
+    cuts = _cuts(span, nbytes, reduction)
     low, length = cuts[span.local_rank]
     rail = _rail(span, moved(place, low), length, reduction, base) if length else []
     staged = [*opening(span), *copied, *_over_staging(span, place, cuts, reduction, rail)]
@@ -153,10 +153,10 @@ def _fold_blocks(gathered: Gathered, part: FusedArray, offset: int, dst: At) -> 
     return fold(dst, blocks, part.nbytes, part.reduction, 0, dst)
 
 
-def _cuts(span: Span, nbytes: int) -> list[Cut]:
+def _cuts(span: Span, nbytes: int, how: Reduction) -> list[Cut]:
     """Return the offset and the bytes of the part that each local rank has."""
     rails = min(map(len, span.hosts))  # so many local ranks exist on every host
-    chunk = line_up(-(-nbytes // rails))
+    chunk = how.up(-(-nbytes // rails))
     lows = [min(nbytes, r * chunk) for r in range(span.local.size)]
     return [(low, min(chunk, nbytes - low)) for low in lows]
 
@@ -178,7 +178,7 @@ def _over_staging(
 def _rail(span: Span, place: At, nbytes: int, reduction: Reduction, base: int) -> list[Step]:
     """Reduce `nbytes` at `place` between the ranks with this local rank on their hosts."""
     count = len(span.hosts)
-    piece = line_up(-(-nbytes // count))
+    piece = reduction.up(-(-nbytes // count))
     cuts = [(min(nbytes, g * piece), min(nbytes, (g + 1) * piece)) for g in range(count)]
     at = [moved(place, low) for low, _ in cuts]
     length = [high - low for low, high in cuts]

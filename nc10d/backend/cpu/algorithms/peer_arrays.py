@@ -16,23 +16,13 @@ staging memory where the result overwrites this rank's own contribution.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from nc10d.backend.cpu.algorithms.group_shape import BROADCAST_SHARE, NEVER, GroupShape
 from nc10d.backend.cpu.algorithms.reduction import Reduction
 from nc10d.backend.cpu.native.offsets import READS, WRITES
 from nc10d.backend.cpu.program import steps as do
-from nc10d.backend.cpu.program.program import (
-    LINE,
-    At,
-    Step,
-    Steps,
-    line_down,
-    line_up,
-    moved,
-    staging,
-    user,
-)
+from nc10d.backend.cpu.program.program import LINE, At, Step, Steps, line_up, moved, staging, user
 
 AHEAD = 2
 """Windows that a rank reduces before fetching the first: peers need not keep step."""
@@ -61,9 +51,9 @@ def ways(opening: Steps, direct: Steps, staged: Steps) -> list[Step]:
     return [*steps, *first, do.end_round(1, 2), *staged]
 
 
-def _cut(shape: GroupShape, nbytes: int, rank: int) -> tuple[int, int]:
+def _cut(shape: GroupShape, nbytes: int, rank: int, how: Reduction) -> tuple[int, int]:
     """Return the offset of a rank's chunk, and the chunk's bytes."""
-    chunk = line_up(-(-nbytes // shape.size))
+    chunk = how.up(-(-nbytes // shape.size))
     low = min(nbytes, rank * chunk)
     return low, min(nbytes, low + chunk) - low
 
@@ -79,7 +69,7 @@ def fold_peers(
 ) -> Step:
     """Return the step that reduces a host's exposed arrays."""
     # Peers read only the first line of this rank's staging buffer, so the rest is spare memory.
-    room, most = staging(shape.rank, LINE), line_down((shape.slot_bytes - LINE) // 2)
+    room, most = staging(shape.rank, LINE), reduction.down((shape.slot_bytes - LINE) // 2)
     return do.fold_exposed(dst, own, offset, nbytes, reduction.how, room, most, writable)
 
 
@@ -88,12 +78,16 @@ def all_reduce(shape: GroupShape, nbytes: int, reduction: Reduction, staged: Ste
     # A rank that could not expose its array for writing fetches the others' chunks. The rank does
     # so window by window, AHEAD windows late, when a chunk has left its owner's private cache.
     writable = nbytes // shape.page * shape.page
-    windows = windows_of(nbytes, shape.window, max(1, MOST_CHUNKS // shape.size))
+    most = max(1, MOST_CHUNKS // shape.size)
+    windows = windows_of(nbytes, shape.window, most, reduction.up)
     ready = range(2, 2 + len(windows))  # ticks: this rank's chunk is reduced
-    fetches = [_fetches(shape, *window, tick) for window, tick in zip(windows, ready, strict=True)]
+    fetches = [
+        _fetches(shape, *window, tick, reduction)
+        for window, tick in zip(windows, ready, strict=True)
+    ]
     steps: list[Step] = []
     for number, (base, count) in enumerate(windows):
-        low, length = _cut(shape, count, shape.rank)
+        low, length = _cut(shape, count, shape.rank, reduction)
         mine = user(0, base + low)
         if length:
             steps.append(fold_peers(shape, mine, mine, base + low, length, reduction, writable))
@@ -125,17 +119,22 @@ def _access_for_copies(shape: GroupShape, nbytes: int) -> int:
     return READS if nbytes >= max(limits.read_from, limits.write_from) else 0
 
 
-def windows_of(nbytes: int, least: int, most: int) -> list[tuple[int, int]]:
-    """Cut an array into up to `most` windows (offset, bytes), equal except for the last."""
-    each = max(least, line_up(-(-nbytes // most)))
+def windows_of(
+    nbytes: int, least: int, most: int, up: Callable[[int], int] = line_up
+) -> list[tuple[int, int]]:
+    """Cut an array into up to `most` windows (offset, bytes), equal except for the last.
+
+    `up` rounds up to a place where the array may be cut.
+    """
+    each = up(max(least, -(-nbytes // most)))
     return [(base, min(each, nbytes - base)) for base in range(0, nbytes, each)]
 
 
-def _fetches(shape: GroupShape, base: int, count: int, tick: int) -> list[Step]:
+def _fetches(shape: GroupShape, base: int, count: int, tick: int, how: Reduction) -> list[Step]:
     """Return the steps that fetch the peers' chunks, each when the owner has signalled `tick`."""
     steps = []
     for peer in shape.peers:
-        low, length = _cut(shape, count, peer)
+        low, length = _cut(shape, count, peer, how)
         if length:
             steps += [do.wait(peer, tick), do.fetch(user(0, base + low), peer, base + low, length)]
     return steps

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from nc10d.arrays.dtypes import DType, ElementKind
+from nc10d.arrays.dtypes import ElementKind, ElementType
 from nc10d.backend.cpu.algorithms.group_shape import Span
 from nc10d.backend.cpu.program import steps as do
 from nc10d.backend.cpu.program.program import (
@@ -23,22 +23,33 @@ from nc10d.backend.cpu.program.program import (
     Step,
     StepKind,
     Steps,
-    line_down,
-    line_up,
     scratch,
 )
 from nc10d.ops import ReduceOp
 
-_FLOATS = {d.label for d in DType if d.family in (ElementKind.FLOAT, ElementKind.COMPLEX)}
+_FLOATS = ElementKind.FLOAT, ElementKind.COMPLEX
 
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """A reduce operation on one dtype (by name), for a group of `size`."""
+    """A reduce operation on one type of elements, for a group of `size`."""
 
     op: ReduceOp
-    dtype: str
+    dtype: ElementType
     size: int
+
+    @property
+    def unit(self) -> int:
+        """The bytes at whose multiples arrays are cut: whole elements, and lines if possible."""
+        return self.dtype.itemsize if LINE % self.dtype.itemsize else LINE
+
+    def up(self, nbytes: int) -> int:
+        """Round up to a place where arrays are cut."""
+        return -(-nbytes // self.unit) * self.unit
+
+    def down(self, nbytes: int) -> int:
+        """Round down to a place where arrays are cut."""
+        return nbytes // self.unit * self.unit
 
     @property
     def scaled(self) -> bool:
@@ -51,25 +62,25 @@ class Reduction:
         kind = self.op.kind
         pair = Kernel(kind.pairwise.name, self.dtype)
         sums = kind.pairwise.name == "SUM" and not kind.prepares
-        pairs = self.size == 2 and sums and self.dtype in _FLOATS
+        pairs = self.size == 2 and sums and self.dtype.family in _FLOATS
         both = Kernel(f"BOTH_{kind.name}", self.dtype) if pairs else None
+        item = self.dtype.itemsize
         if not kind.finishes:
-            return Combine(pair, both=both)
-        return Combine(pair, Kernel(kind.finishes, self.dtype), self.size, both)
+            return Combine(pair, both=both, item=item)
+        return Combine(pair, Kernel(kind.finishes, self.dtype), self.size, both, item)
 
     def publish(self, dst: At, src: At, nbytes: int, total: int = 0) -> Step:
         """Return the step that publishes a contribution at `dst`."""
         if not self.scaled:
             return do.copy(dst, src, nbytes, total)
-        assert self.op.factor is not None
-        return do.apply(
-            dst,
-            src,
-            nbytes,
-            Kernel(self.op.kind.prepares, self.dtype),
-            float(self.op.factor),
-            total,
-        )
+        kernel, factor = Kernel(self.op.kind.prepares, self.dtype), self.op.factor
+        return do.apply(dst, src, nbytes, kernel, 0 if factor is None else factor, total)
+
+    def alone(self, dst: At, src: At, nbytes: int, total: int = 0) -> list[Step]:
+        """Return the steps for dst := the reduction of a single contribution."""
+        steps = [self.publish(dst, src, nbytes, total)] if self.scaled or dst != src else []
+        last = self.how.last
+        return [*steps, *([do.apply(dst, dst, nbytes, last, 1, total)] if last else [])]
 
 
 def continued(steps: Iterable[Step]) -> list[Step]:
@@ -118,7 +129,8 @@ def reduce_across(
     # other host that sends that host's part. Scratch memory from `base` on is overwritten.
     if nbytes == 0:
         return do.flow(gives)
-    segment = min(max(LINE, line_down(SEGMENTS_BYTES // len(span.hosts))), line_up(nbytes))
+    most = reduction.down(SEGMENTS_BYTES // len(span.hosts))
+    segment = min(max(reduction.unit, most), reduction.up(nbytes))
     places = {host: scratch(base + turn * segment) for turn, host in enumerate(span.away)}
     # Outgoing data need not keep step with incoming data, so it is pushed without waiting.
     rows = [do.push(row.peer, row.src, row.nbytes) for row in gives]

@@ -53,13 +53,14 @@ def scan(
     In an exclusive scan rank 0 keeps its array, or gets copies of the piece at `first`, which has
     `slot_bytes` or as many as x.
     """
-    rounds, slot = -(-nbytes // shape.slot_bytes), shape.slot_bytes
+    slot = reduction.down(shape.slot_bytes)
+    rounds = -(-nbytes // slot)
     if shape.size == 1:
         x = moved(x, 0, slot)
         if exclusive:
             step = [] if first is None else [do.copy(x, first, slot, nbytes)]
         else:
-            step = [reduction.publish(x, x, slot, nbytes)] if reduction.scaled else []
+            step = reduction.alone(x, x, slot, nbytes)
         return do.alone(do.loop(step, rounds if step else 0))
     if nbytes == 0:
         return opening(span_of(shape)) if shape.hosts else do.single_round()
@@ -95,7 +96,7 @@ class _Parts:
 
     def round(self, base: int) -> list[Step]:
         """Return a round's steps but the end; with a base, those of every later round."""
-        shape, run, slot = self.shape, self.run, self.shape.slot_bytes
+        shape, run, slot = self.shape, self.run, self._slot
         local, left = shape.local, self.nbytes - base
         x = moved(self.x, base, slot)
         begin = [] if base else [do.free(), do.enter()]
@@ -104,7 +105,8 @@ class _Parts:
         if run.before:
             steps += do.flow([do.take(run.before[-1], scratch(0), slot)])
         up_to = shape.rank if self.exclusive else shape.rank + 1
-        if up_to != 1 or self.exclusive or self.reduction.scaled:  # else x is the result
+        changes = self.reduction.scaled or self.reduction.how.last is not None
+        if up_to != 1 or self.exclusive or changes:  # else x is the result
             steps += self._fold(x, up_to, left, self.reduction.op)
         if run.behind and shape.rank == run.ranks[-1]:
             whole = scratch(slot) if self.exclusive or self.reduction.how.last else x
@@ -113,13 +115,17 @@ class _Parts:
             steps += do.flow([do.give(rank, whole, slot) for rank in run.behind])
         return [replace(step, total=left) if step.nbytes else step for step in steps]
 
+    @property
+    def _slot(self) -> int:
+        return self.reduction.down(self.shape.slot_bytes)
+
     def _piece(self, local_rank: int) -> At:
         small = self.nbytes <= INLINE_BYTES
         return inline(local_rank) if small else staging(local_rank)
 
     def _fold(self, dst: At, up_to: int, left: int, op: ReduceOp) -> list[Step]:
         """dst := the arrays of the ranks before `up_to`, reduced by `op` in rank order"""
-        slot, run = self.shape.slot_bytes, self.run
+        slot, run = self._slot, self.run
         if up_to == 0:
             return [] if self.first is None else [do.copy(dst, self.first, slot)]
         parts = [scratch(0)] if run.before else []

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ import numpy.typing as npt
 from nc10d import ops
 from nc10d.arrays.buffer import Buffer, as_buffer
 from nc10d.arrays.call_info import call_of
-from nc10d.arrays.dtypes import DType, identity
+from nc10d.arrays.dtypes import ElementType, identity, reduced_element
 from nc10d.backend.cpu.algorithms import choose, exchange
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape
 from nc10d.backend.cpu.algorithms.hosts_exchange import local_first
@@ -28,15 +27,13 @@ from nc10d.backend.cpu.algorithms.scan import scan
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.program.linker import Linked, Scratch, link
 from nc10d.backend.cpu.program.program import At, Kernel, Program, user
-from nc10d.kernels.reduce import BOTH, both_address, divide_address, kernel_address, scale_address
+from nc10d.kernels.reduce import address
 from nc10d.ops import Array, Op
 from nc10d.ops.facts import facts_of
 from nc10d.ops.operations import Arrays
-from nc10d.ops.reductions import PAIRWISE
 
 MOST_PROGRAMS = 4096
 """A cache that has grown to its limit is emptied."""
-_DTYPES = {dtype.label: dtype for dtype in DType}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +71,20 @@ def _all_reduce(op: ops.AllReduce | ops.Reduce, shape: GroupShape) -> LoweredOp:
     """Lower a reduction to every rank, or to the root alone."""
     x = as_buffer(op.x)
     root = op.root if isinstance(op, ops.Reduce) else -1
-    reduction = Reduction(op.op, x.dtype.label, shape.size)
+    reduction = _reduction(op, x, shape)
     call = call_of(op)
-    key = (type(op), x.dtype, x.count, op.op, root)
+    key = (type(op), x.dtype, x.count, reduction, root)
 
     def build() -> Program:
         return Program(call, tuple(choose.all_reduce(shape, x.nbytes, reduction, root)), 1)
 
     outs = (0,) if root in (-1, shape.rank) else ()
     return LoweredOp(key, [x], outs, build, (x.nbytes, reduction) if root < 0 else None)
+
+
+def _reduction(op: Any, x: Buffer, shape: GroupShape) -> Reduction:
+    element = reduced_element(x.dtype, op.op, x.shape[-1] if x.shape else 1)
+    return Reduction(op.op, element, shape.size)
 
 
 def _broadcast(op: ops.Broadcast, shape: GroupShape) -> LoweredOp:
@@ -103,18 +105,19 @@ def _barrier(op: ops.Barrier, shape: GroupShape) -> LoweredOp:
 
 def _scan(op: ops.Scan | ops.ExScan, shape: GroupShape) -> LoweredOp:
     x, exclusive = as_buffer(op.x), isinstance(op, ops.ExScan)
-    reduction = Reduction(op.op, x.dtype.label, shape.size)
+    reduction = _reduction(op, x, shape)
     call, own = call_of(op), list[npt.NDArray[Any]]()
     if isinstance(op, ops.ExScan) and op.identity and shape.rank == 0:
-        count = min(x.count, shape.slot_bytes // x.dtype.itemsize)
-        own.append(np.full(count, identity(x.dtype, op.op), x.dtype.numpy))
+        element = reduction.dtype
+        count = min(x.nbytes, shape.slot_bytes) // element.itemsize
+        own.append(np.full(count, identity(element, op.op), element.numpy))
     first, at_x = user(0) if own else None, user(len(own))
 
     def build() -> Program:
         steps = scan(shape, x.nbytes, at_x, reduction, exclusive, first)
         return Program(call, tuple(steps), len(own) + 1)
 
-    key = (type(op), x.dtype, x.count, op.op, bool(own))
+    key = (type(op), x.dtype, x.count, reduction, bool(own))
     return LoweredOp(key, [*own, x], (len(own),), build)
 
 
@@ -133,9 +136,9 @@ def _all_gather(op: ops.AllGather, shape: GroupShape) -> LoweredOp:
 
 def _reduce_scatter(op: ops.ReduceScatter, shape: GroupShape) -> LoweredOp:
     out, inps = as_buffer(op.out), _per_rank(op.inp, shape.size)
-    reduction = Reduction(op.op, out.dtype.label, shape.size)
+    reduction = _reduction(op, out, shape)
     call = call_of(op)
-    key = (ops.ReduceScatter, out.dtype, len(inps.buffers), inps.sizes, op.op)
+    key = (ops.ReduceScatter, out.dtype, len(inps.buffers), inps.sizes, reduction)
 
     def build() -> Program:
         steps = choose.reduce_scatter(shape, inps.sizes, user(0), inps.places(1), reduction)
@@ -171,7 +174,7 @@ class Pieces:
 
     buffers: list[Buffer]
     cuts: list[tuple[int, int, int]]
-    dtype: DType
+    dtype: ElementType
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -225,7 +228,7 @@ def _scatter(op: ops.Scatter, shape: GroupShape) -> LoweredOp:
     return _sized_exchange(op, shape, sends, recvs)
 
 
-def _at_root(arrays: Arrays, root: int, shape: GroupShape, dtype: DType) -> Pieces:
+def _at_root(arrays: Arrays, root: int, shape: GroupShape, dtype: ElementType) -> Pieces:
     """Return a piece for each rank on the root, empty pieces on other ranks."""
     if shape.rank == root:
         return _per_rank(arrays, shape.size)
@@ -289,18 +292,10 @@ class ProgramCache:
                 self._linked.clear()
             program = lowered.build()
             size, room = self.shape.local.size, self._scratch.room
-            found = link(program, size, at.C_TABLES, _kernel_address, room)
+            found = link(program, size, at.C_TABLES, _address, room)
             self._linked[lowered.key] = found
         return found
 
 
-def _kernel_address(kernel: Kernel) -> int:
-    return _KERNELS[kernel.kind](_DTYPES[kernel.dtype])
-
-
-_KERNELS: dict[str, Callable[[DType], int]] = {
-    **{step: partial(kernel_address, step) for step in PAIRWISE},
-    **{f"BOTH_{reduction}": partial(both_address, reduction) for reduction in BOTH},
-    "DIVIDE": divide_address,
-    "SCALE": scale_address,
-}
+def _address(kernel: Kernel) -> int:
+    return address(kernel.kind, kernel.dtype)

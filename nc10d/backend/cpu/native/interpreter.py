@@ -179,7 +179,8 @@ def nc10d_fold_staged(channel: int, users: int, step: int, parity: int, segment:
     staged = load(step + packed.STAGED) != 0
     room = atomics.block_on_stack()
     # Blocks keep the partial result in the L1 cache. Two ranks have none: one pass suffices.
-    block = nbytes if size == 2 and not twice and not staged and last == 0 else at.FOLD_BLOCK
+    in_one = size == 2 and not twice and not staged and last == 0
+    block = nbytes if in_one else load(step + packed.BLOCK)
     done = 0
     while done < nbytes:
         count = min(block, nbytes - done)

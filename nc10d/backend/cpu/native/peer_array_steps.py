@@ -296,7 +296,7 @@ def nc10d_fold_exposed(channel: int, users: int, step: int, parity: int, segment
     most = load(step + packed.MOST)
     done = nc10d_fold_both(channel, step, staging, own, offset, nbytes)
     if not nc10d_any_by_kernel(channel, staging):
-        most = min(at.FOLD_BLOCK, most)
+        most = min(load(step + packed.BLOCK), most)
     while done < nbytes:
         count = min(most, nbytes - done)
         low = offset + done

@@ -21,7 +21,8 @@ ARG = ACCESS = PIECE = FINGERPRINT = 136  # the call's, with an ENTER's flag
 TOTAL = OFFSET = 144
 PEER = SKIP = BACK = ROWS = MOST = FLAG = STAGED = 152  # STAGED: 1 if the result goes to peers
 BOTH = COPIER = 160  # COPIER: address of the copy function, 0 for the C library's
-STEP = 168
+BLOCK = 168  # bytes that are folded at a time, whole elements
+STEP = 176
 NO_OPERAND = 1 << 40
 
 

@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from nc10d.arrays.call_info import CallInfo
+from nc10d.arrays.dtypes import ElementType
 from nc10d.backend.cpu.native.step_kinds import StepKind as StepKind
 
 LINE = 64
@@ -112,22 +113,23 @@ def inline(rank: int) -> At:
 class Kernel:
     """A kernel by name: `link` turns it into an address, the simulator into NumPy."""
 
-    # `kind` is a reduction's name ("SUM"...), "DIVIDE" (by a rank count), "SCALE" (by a float), or
-    # "BOTH_SUM" or "BOTH_AVG", which write to both operands.
+    # `kind` is a pairwise step's name ("SUM"...), "DIVIDE" (by a rank count), "SCALE" (by a float),
+    # "BOTH_SUM" or "BOTH_AVG", which write to both operands, or the map of one's own reduction.
 
     kind: str
-    dtype: str
+    dtype: ElementType
 
 
 @dataclass(frozen=True, slots=True)
 class Combine:
-    """The kernels for a reduction: a pairwise kernel, and a last map for averages."""
+    """The kernels for a reduction of elements of `item` bytes: a pairwise kernel, a last map."""
 
     pair: Kernel
     last: Kernel | None = None
     last_arg: int = 0
     both: Kernel | None = None
     """For two ranks: the kernel that turns both contributions into the result in a single pass."""
+    item: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +162,7 @@ class Step:
     flag: bool = False
     piece: int = 0
     most: int = 0
+    item: int = 1
 
 
 Steps = Sequence[Step]

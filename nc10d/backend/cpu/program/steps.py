@@ -58,6 +58,7 @@ def fold_staged(
         last=how.last,
         arg=how.last_arg,
         total=total,
+        item=how.item,
     )
 
 
@@ -169,6 +170,7 @@ def fold_exposed(
         most=most,
         writable=writable,
         both=how.both if writable else None,
+        item=how.item,
     )
 
 

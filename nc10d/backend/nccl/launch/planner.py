@@ -89,7 +89,7 @@ class LaunchPlanner:
         dtype = as_buffer(ops.arrays[0]).dtype
         elements = datatypes.reduction(dtype, ops.op).elements
         counts = tuple([count // elements for count in rows[5 :: native.WORDS]])
-        text = text_of_all_reduces(dtype.label, ops.op.name, counts)
+        text = text_of_all_reduces(dtype.label, ops.op.compared, counts)
         cached.table = self._table_of(
             text, cached.comm_streams, self._before, lambda table: table.block(rows)
         )

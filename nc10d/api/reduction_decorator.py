@@ -1,0 +1,78 @@
+"""`@reduction`: a reduction of one's own, from a Python function of two elements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nc10d.arrays.dtypes import RecordType, element_of
+from nc10d.base.run_to_end import import_to_end
+from nc10d.ops import ReduceOp
+from nc10d.ops.own_reductions import Elements, own_reduction
+from nc10d.ops.reductions import kind_of_own
+
+Function = Callable[..., Any]
+
+
+def reduction(
+    dtype: npt.DTypeLike,
+    *,
+    map: Function | None = None,
+    finish: Function | None = None,
+    identity: Any = None,
+) -> Callable[[Function], ReduceOp]:
+    """Make a function of two elements a reduction: an `op=` for arrays of `dtype`.
+
+        Best = np.dtype([("value", "f4"), ("token", "i4")])
+
+        @nc10d.reduction(Best)
+        def best(a, b):
+            return b if b.value > a.value else a
+
+        dist.all_reduce(x, op=best)  # x.dtype is Best
+
+    The elements are folded in rank order, ((r0, r1), r2), ...: the function must be associative,
+    and need not be commutative. Numba compiles the function, and keeps it on disk. `map(a)` is
+    applied to each contribution, `finish(a)` to the result; `identity` is the neutral element, for
+    `exscan`. Both are of `dtype`.
+
+    An element is a number, or a record of at most 520 bytes, whose fields are attributes. The
+    function returns one of its arguments, a number, or a tuple with all fields. With a third
+    parameter it writes to that record, which begins as a copy of the first: for fields that are
+    arrays. Floats narrower than float32 are computed in float32. An array of numbers may stand for
+    records with fields of that type, if its last dimension has as many.
+
+    Ranks compare the functions by bytecode, constants, closed-over values and dtype, all of them
+    frozen now; a difference is a CollectiveMismatch. TypeError, which quotes the line, for a
+    function that Numba can't compile, or that raises, allocates or calls the interpreter.
+    """
+    element = element_of(np.dtype(dtype))
+
+    def decorate(function: Function) -> ReduceOp:
+        given = {"step": function, "map": map, "finish": finish}
+        functions = {part: each for part, each in given.items() if each is not None}
+        value = None if identity is None else np.array(identity, element.numpy).item()
+        key = element.label, element.code
+        own = own_reduction(functions, _elements(element.numpy), element.label, value, key)
+        made = ReduceOp(kind_of_own(own))
+        address = import_to_end("nc10d.kernels.reduce").kernel_address
+        for part in functions:
+            address(made.kind.compared + f"/{part}" * (part != "step"), element)
+        return made
+
+    return decorate
+
+
+def _elements(wanted: np.dtype[Any]) -> Elements:
+    """Return the function that sees arrays of `wanted`, or rows of numbers, as elements."""
+    element = element_of(wanted)
+    row = element.row if isinstance(element, RecordType) else None
+
+    def elements(dtype: np.dtype[Any], last: int) -> np.dtype[Any] | None:
+        is_row = row is not None and (dtype, last) == (row[0].numpy, row[1])
+        return wanted if is_row or dtype == wanted else None
+
+    return elements

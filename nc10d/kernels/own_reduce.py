@@ -1,0 +1,415 @@
+"""Kernels of one's own reductions: a loop around a Python function that Numba compiles.
+
+Contract: as in `reduce`: void(dst, a, b, nbytes) for the step, void(dst, src, arg, nbytes) for a
+map. The function gets elements as values:
+
+| element | the function gets | and returns |
+|---|---|---|
+| a number | Numba's scalar; float32 for the narrow floats | a number, rounded to the type once |
+| a record of scalars | a named tuple of them | an argument, or a tuple with all fields |
+| a record with arrays in it | Numba's record, in memory | an argument |
+
+A function with a parameter more writes to that, a record in memory, which begins as a copy of the
+first argument. A function that raises, allocates or calls the interpreter is a TypeError.
+
+The loop promises LLVM that iterations do not depend on each other, so that the loop becomes vector
+code also where dst is an operand (`llvm.mem.parallel_loop_access`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import linecache
+import re
+from collections import namedtuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils, errors
+from numba.extending import intrinsic
+from numba.np.numpy_support import from_dtype
+
+from nc10d.arrays.dtypes import DType, ElementKind, ElementType, RecordType
+from nc10d.kernels import simd
+from nc10d.kernels.loops import compile_kernel
+from nc10d.kernels.simd import I8, I32, I64, Builder, Value
+from nc10d.ops.own_reductions import Function, OwnReduction
+
+MOST_BYTES = 520
+"""The most bytes of a record that a function combines."""
+_OPERANDS = {"step": 2, "map": 1, "finish": 1}
+_REFUSED = re.compile(r"(NRT_|Py|numba_gil|numba_unpickle)\w*")
+_MOST_REASON = 200
+_BYTES = I8.as_pointer()
+_NO_WRAP = ("nsw", "nuw")
+_KINDS = types.Boolean, types.Integer, types.Float, types.Complex
+_WIDEST = {"BOOL": 1, "UINT": 2, "INT": 2, "FLOAT": 3, "COMPLEX": 4}
+"""How many of these kinds of results an element's family takes: no float for an int."""
+
+
+def own_kernel(symbol: str, own: OwnReduction, part: str, element: ElementType) -> Any:
+    """Compile a part of a reduction, or load it; TypeError for what can't be compiled."""
+    function, operands = own.functions[part], _OPERANDS[part]
+    form, writes = _form_of(function, operands, element)
+    compiled = numba.njit(error_model="numpy", forceinline=True)(function)
+    refused: list[TypeError] = []
+    loop = _loop(compiled, form, writes, operands, refused)
+
+    def kernel(dst, a, b, nbytes):  # type: ignore[no-untyped-def]
+        """dst[:] = function(a, b), element by element"""
+        loop(dst, a, b, nbytes)
+
+    try:
+        return compile_kernel(kernel, symbol)
+    except errors.NumbaError:
+        for refusal in refused:  # Numba's own error speaks of the loop
+            raise refusal from refusal.__cause__
+        raise
+
+
+def _form_of(function: Function, operands: int, element: ElementType) -> tuple[Form, bool]:
+    """Return how a function sees elements, and whether it writes to its last parameter."""
+    given = len(inspect.signature(function).parameters)
+    if given not in (operands, operands + 1):
+        must = f"it must have {operands} parameters, or one more to write to"
+        raise _refusal(function, f"{must}: it has {given}")
+    if element.itemsize > MOST_BYTES:
+        raise _refusal(function, f"a record has at most {MOST_BYTES} bytes, not {element.itemsize}")
+    writes = given > operands
+    if not isinstance(element, RecordType):
+        if writes:
+            raise _refusal(function, "a number can't be written to: return the result")
+        return _Number(element), False
+    if writes or not all(field.is_scalar for field in element.fields):
+        return _InMemory(element), writes
+    return _Fields(element), False
+
+
+# How elements become arguments
+
+Access = Callable[[Value], Value]
+
+
+class Form(Protocol):
+    """How the function sees an element; `access` marks an access to memory in the loop."""
+
+    @property
+    def argument(self) -> types.Type:
+        """The type of an argument."""
+
+    @property
+    def itemsize(self) -> int:
+        """An element's bytes."""
+
+    @property
+    def result(self) -> str:
+        """What the function must return, in words."""
+
+    def takes(self, kind: types.Type) -> bool:
+        """Return whether `store` can store a result of this type."""
+
+    def load(self, context: Any, b: Builder, at: Value, access: Access) -> Value:
+        """Return the element at a pointer as an argument."""
+
+    def store(
+        self, context: Any, b: Builder, value: Value, kind: types.Type, at: Value, access: Access
+    ) -> None:
+        """Store what the function has returned."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Number:
+    dtype: DType
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
+
+    @property
+    def argument(self) -> types.Type:
+        return types.float32 if self.dtype in simd.WIDEN else from_dtype(self.dtype.numpy)
+
+    @property
+    def result(self) -> str:
+        return f"a number for {self.dtype.label}"
+
+    def takes(self, kind: types.Type) -> bool:
+        return isinstance(kind, _KINDS[: _WIDEST[self.dtype.family.name]])
+
+    def load(self, context: Any, b: Builder, at: Value, access: Access) -> Value:
+        stored = simd.STORED[self.dtype]
+        parts = [
+            access(b.load(b.bitcast(place, stored.as_pointer()), align=1))
+            for place in self._places(b, at)
+        ]
+        if len(parts) == 2:
+            whole = cgutils.create_struct_proxy(self.argument)(context, b)
+            whole.real, whole.imag = parts
+            return whole._getvalue()
+        if self.dtype in simd.WIDEN:
+            return _of_one(b, simd.WIDEN[self.dtype](b, _as_one(b, parts[0])))
+        if self.dtype is DType.BOOL:  # a byte of a user's array may hold anything
+            return b.icmp_unsigned("!=", parts[0], I8(0))
+        return parts[0]
+
+    def store(
+        self, context: Any, b: Builder, value: Value, kind: types.Type, at: Value, access: Access
+    ) -> None:
+        value = context.cast(b, value, kind, self.argument)
+        parts = [value]
+        if self.dtype.family is ElementKind.COMPLEX:
+            whole = cgutils.create_struct_proxy(self.argument)(context, b, value=value)
+            parts = [whole.real, whole.imag]
+        elif self.dtype in simd.NARROW:
+            parts = [_of_one(b, simd.NARROW[self.dtype](b, _as_one(b, value)))]
+        elif self.dtype is DType.BOOL:
+            parts = [b.zext(value, I8)]
+        for place, part in zip(self._places(b, at), parts, strict=True):
+            access(b.store(part, b.bitcast(place, part.type.as_pointer()), align=1))
+
+    def _places(self, b: Builder, at: Value) -> list[Value]:
+        if self.dtype.family is not ElementKind.COMPLEX:
+            return [at]
+        return [at, b.gep(at, [I64(self.dtype.itemsize // 2)])]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fields:
+    record: RecordType
+
+    @property
+    def itemsize(self) -> int:
+        return self.record.itemsize
+
+    @property
+    def argument(self) -> types.Type:
+        names = [field.name for field in self.record.fields]
+        try:
+            kind = namedtuple("Record", names)  # type: ignore[misc]
+        except ValueError as error:
+            raise TypeError(f"fields can't be read as attributes: {error}") from None
+        return types.NamedTuple([number.argument for number, _ in self._numbers()], kind)
+
+    @property
+    def result(self) -> str:
+        return f"an argument, or a tuple of {', '.join(f.name for f in self.record.fields)}"
+
+    def takes(self, kind: types.Type) -> bool:
+        numbers = [number for number, _ in self._numbers()]
+        if not isinstance(kind, types.BaseTuple) or len(kind) != len(numbers):
+            return False
+        return all(number.takes(each) for number, each in zip(numbers, kind, strict=True))
+
+    def load(self, context: Any, b: Builder, at: Value, access: Access) -> Value:
+        values = [n.load(context, b, b.gep(at, [low]), access) for n, low in self._numbers()]
+        return context.make_tuple(b, self.argument, values)
+
+    def store(
+        self, context: Any, b: Builder, value: Value, kind: types.Type, at: Value, access: Access
+    ) -> None:
+        values = cgutils.unpack_tuple(b, value, len(self.record.fields))
+        for (number, low), each, of in zip(self._numbers(), values, kind, strict=True):
+            number.store(context, b, each, of, b.gep(at, [low]), access)
+
+    def _numbers(self) -> list[tuple[_Number, ir.Constant]]:
+        return [(_Number(field.dtype), I64(field.offset)) for field in self.record.fields]
+
+
+@dataclass(frozen=True, slots=True)
+class _InMemory:
+    record: RecordType
+
+    @property
+    def itemsize(self) -> int:
+        return self.record.itemsize
+
+    @property
+    def argument(self) -> types.Type:
+        fields = [(name, *place[:2]) for name, place in (self.record.numpy.fields or {}).items()]
+        names, formats, offsets = zip(*fields, strict=True)
+        # Without promises about alignment: arrays lie anywhere.
+        layout: Any = {"names": names, "formats": formats, "offsets": offsets}
+        return from_dtype(np.dtype(layout | {"itemsize": self.record.itemsize}))
+
+    @property
+    def result(self) -> str:
+        return "an argument, or have a parameter more to write to"
+
+    def takes(self, kind: types.Type) -> bool:
+        return bool(kind == self.argument)
+
+    def load(self, context: Any, b: Builder, at: Value, access: Access) -> Value:
+        return b.bitcast(at, context.get_value_type(self.argument))
+
+    def store(
+        self, context: Any, b: Builder, value: Value, kind: types.Type, at: Value, access: Access
+    ) -> None:
+        _move(b, at, b.bitcast(value, _BYTES), self.itemsize)
+
+
+def _as_one(b: Builder, value: Value) -> Value:
+    empty = ir.Constant(simd.vector(value.type, 1), ir.Undefined)
+    return b.insert_element(empty, value, I32(0))
+
+
+def _of_one(b: Builder, value: Value) -> Value:
+    return b.extract_element(value, I32(0))
+
+
+def _move(b: Builder, to: Value, at: Value, nbytes: int) -> None:
+    """Copy bytes; the places may be the same."""
+    cgutils.raw_memmove(b, to, at, I64(nbytes), 1)
+
+
+# The loop
+
+
+def _loop(compiled: Any, form: Form, writes: bool, operands: int, refused: list[TypeError]) -> Any:
+    """Return the function of (dst, a, b, nbytes) that runs `compiled` on every element."""
+    arguments = (form.argument,) * (operands + writes)
+
+    @intrinsic
+    def loop(_typing: Any, _dst: Any, _a: Any, _b: Any, _nbytes: Any) -> Any:
+        def generate(context: Any, b: Builder, _signature: Any, given: Sequence[Value]) -> Value:
+            kind = numba.typeof(compiled)
+            try:
+                _compile(compiled, arguments)
+                signature = kind.get_call_type(context.typing_context, arguments, {})
+                _check_result(compiled.py_func, form, signature.return_type, writes)
+            except TypeError as error:
+                refused.append(error)
+                raise errors.TypingError(str(error)) from error
+            compute = context.get_function(kind, signature)
+            dst, *sources = (b.inttoptr(x, _BYTES) for x in given[: 1 + operands])
+            item = form.itemsize
+            room = cgutils.alloca_once(b, ir.ArrayType(I8, item)) if writes else None
+            with _each(b, given[3], item) as (low, access):
+                to, *places = (b.gep(x, [low]) for x in (dst, *sources))
+                values = [form.load(context, b, at, access) for at in places]
+                if room is None:
+                    result = compute(b, values)
+                    if isinstance(form, _Fields) and form.record.rest:
+                        _move(b, to, places[0], item)
+                    form.store(context, b, result, signature.return_type, to, access)
+                else:
+                    out = b.bitcast(room, _BYTES)
+                    _move(b, out, places[0], item)
+                    compute(b, [*values, form.load(context, b, out, access)])
+                    _move(b, to, out, item)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 4), generate
+
+    return loop
+
+
+@contextlib.contextmanager
+def _each(b: Builder, nbytes: Value, item: int) -> Iterator[tuple[Value, Access]]:
+    """Emit a loop over elements; yield the byte where one begins, and the mark for accesses."""
+    count = b.sdiv(nbytes, I64(item))
+    before, body = b.basic_block, b.append_basic_block("element")
+    behind = b.append_basic_block("behind")
+    b.cbranch(b.icmp_signed(">", count, I64(0)), body, behind)
+    b.position_at_end(body)
+    mark = b.module.add_metadata([I32(len(b.module.metadata))])
+    mark.operands = (mark,)  # a loop's name refers to itself
+
+    def access(instruction: Value) -> Value:
+        instruction.set_metadata("llvm.mem.parallel_loop_access", mark)
+        return instruction
+
+    index = b.phi(I64)
+    index.add_incoming(I64(0), before)
+    yield b.mul(index, I64(item), flags=_NO_WRAP), access
+    following = b.add(index, I64(1), flags=_NO_WRAP)
+    index.add_incoming(following, b.basic_block)
+    again = b.cbranch(b.icmp_signed("<", following, count), body, behind)
+    again.set_metadata("llvm.loop", mark)
+    b.position_at_end(behind)
+
+
+# What can't be compiled
+
+
+def _compile(compiled: Any, arguments: tuple[types.Type, ...]) -> None:
+    """Compile the function; TypeError if it can't be, or may raise, allocate or call Python."""
+    function = compiled.py_func
+    try:
+        compiled.compile(arguments)
+    except errors.NumbaError as error:
+        text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+        reason = text.partition("pipeline (step:")[2].partition("\n")[2] or text
+        reason = re.split(r"\n\s*(?:\n|File|During)", reason, maxsplit=1)[0]
+        places = re.findall(rf'File "[^"]*{re.escape(_file(function))}", line (\d+)', text)
+        line = int(places[0]) if places else 0
+        raise _refusal(function, " ".join(reason.split())[:_MOST_REASON], line) from error
+    (result,) = compiled.overloads.values()
+    fault = _fault(result)
+    if fault is not None:
+        # Compiled again with lines in it, only to name one.
+        (lined,) = _with_lines(function, arguments).overloads.values()
+        raise _refusal(function, fault[0], (_fault(lined) or fault)[1])
+
+
+def _check_result(function: Function, form: Form, kind: types.Type, writes: bool) -> None:
+    if writes and kind != types.none:
+        raise _refusal(function, f"it writes to its last parameter, and returns {kind} as well")
+    if not (writes or form.takes(kind)):
+        raise _refusal(function, f"it must return {form.result}, not {kind}")
+
+
+def _with_lines(function: Function, arguments: tuple[types.Type, ...]) -> Any:
+    again = numba.njit(error_model="numpy", debug=True)(function)
+    again.compile(arguments)
+    return again
+
+
+def _fault(result: Any) -> tuple[str, int] | None:
+    """Return what a compiled function may do and must not, with the line if known."""
+    module = result.library._final_module
+    text = str(module)
+    todo, seen = [module.get_function(result.fndesc.llvm_func_name)], set()
+    while todo:
+        function = todo.pop()
+        seen.add(function.name)
+        for instruction in (i for block in function.blocks for i in block.instructions):
+            line = _line(str(instruction), text)
+            if instruction.opcode == "ret" and not re.match(r"\s*ret i32 0\b", str(instruction)):
+                return "it may raise an error", line
+            if instruction.opcode not in ("call", "invoke"):
+                continue
+            callee = [*instruction.operands][-1]
+            if _REFUSED.match(callee.name):
+                allocates = callee.name.startswith("NRT_")
+                return "it allocates memory" if allocates else "it calls the interpreter", line
+            known = callee.name and callee.name not in seen and not callee.name.startswith("llvm.")
+            if known and not module.get_function(callee.name).is_declaration:
+                todo.append(module.get_function(callee.name))
+    return None
+
+
+def _line(instruction: str, module: str) -> int:
+    """Return the source line of an instruction, 0 if unknown."""
+    place = re.search(r"!dbg (![0-9]+)", instruction)
+    found = place and re.search(rf"^{place[1]} = !DILocation\(line: (\d+)", module, re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+def _refusal(function: Function, why: str, line: int = 0) -> TypeError:
+    """Return the error for a function that is no reduction; it quotes the line."""
+    code = function.__code__
+    line = line or code.co_firstlineno
+    quoted = linecache.getline(code.co_filename, line).strip()
+    place = f"{_file(function)}, line {line}"
+    return TypeError(f"{function.__name__} can't be a reduction: {why}\n  {place}: {quoted}")
+
+
+def _file(function: Function) -> str:
+    return Path(function.__code__.co_filename).name
