@@ -23,6 +23,7 @@ def reduction(
     map: Function | None = None,
     finish: Function | None = None,
     identity: Any = None,
+    any_order: bool = False,
 ) -> Callable[[Function], ReduceOp]:
     """Make a function of two elements a reduction: an `op=` for arrays of `dtype`.
 
@@ -37,7 +38,8 @@ def reduction(
     The elements are folded in rank order, ((r0, r1), r2), ...: the function must be associative,
     and need not be commutative. Numba compiles the function, and keeps it on disk. `map(a)` is
     applied to each contribution, `finish(a)` to the result; `identity` is the neutral element, for
-    `exscan`. Both are of `dtype`.
+    `exscan`. All are of `dtype`. `any_order` promises that no order of the elements changes a bit
+    of the result: then hosts fold first, and MPI runs the function as an MPI_Op.
 
     An element is a number, or a record of at most 520 bytes, whose fields are attributes. The
     function returns one of its arguments, a number, or a tuple with all fields. With a third
@@ -55,9 +57,9 @@ def reduction(
         given = {"step": function, "map": map, "finish": finish}
         functions = {part: each for part, each in given.items() if each is not None}
         value = None if identity is None else np.array(identity, element.numpy).item()
-        key = element.label, element.code
+        key = element.label, element.code, any_order
         own = own_reduction(functions, _elements(element.numpy), element.label, value, key)
-        made = ReduceOp(kind_of_own(own))
+        made = ReduceOp(kind_of_own(own, any_order))
         address = import_to_end("nc10d.kernels.reduce").kernel_address
         for part in functions:
             address(made.kind.compared + f"/{part}" * (part != "step"), element)

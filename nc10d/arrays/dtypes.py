@@ -253,6 +253,12 @@ def allows(dtype: ElementType, op: ReduceOp) -> bool:
     return True
 
 
+def order_matters(op: ReduceOp, dtype: ElementType, size: int) -> bool:
+    """Return whether another order of the same operands could change a bit of the result."""
+    rounds = dtype.family in (ElementKind.FLOAT, ElementKind.COMPLEX) or op.pairwise.own is not None
+    return rounds and size > 2 and not op.pairwise.exact
+
+
 def identity(dtype: ElementType, op: ReduceOp) -> Any:
     """Return the neutral element of the pairwise step of `op`, as a NumPy scalar.
 

@@ -4,7 +4,7 @@
 |---|---|
 | `Pairwise` | the step that combines two elements: a known step, or a Python function |
 | `ReductionKind` | a name, a pairwise step, and the work on operands before and on results after |
-| `ReduceOp` | a kind, PREMUL_SUM's factor, and a call's purpose |
+| `ReduceOp` | a kind, PREMUL_SUM's factor, whether ranks fold in order, and a call's purpose |
 
 A reduction of `n` arrays is finish(prepare(x_0) step prepare(x_1) step ... prepare(x_n-1)), in rank
 order. SCALE multiplies an operand by the factor; DIVIDE divides the result by `n`. Nothing outside
@@ -153,14 +153,18 @@ class ReduceOp:
     call's other arguments: equal calls for different purposes are a CollectiveMismatch, whose
     message shows both purposes.
 
-    Each (kind, factor, purpose) has a single instance, so `is` and `==` mean the same and the hash
-    is the object's: a reduce operation is a key on the fast path.
+    `by_rank` is True for reductions that fold rank 0, 1, 2, ... in turn on every backend, whatever
+    the size or the hosts: those made by `ordered`, and one's own.
+
+    Each (kind, factor, purpose, by_rank) has a single instance, so `is` and `==` mean the same and
+    the hash is the object's: a reduce operation is a key on the fast path.
     """
 
-    __slots__ = ("__weakref__", "factor", "kind", "purpose")
+    __slots__ = ("__weakref__", "by_rank", "factor", "kind", "purpose")
     kind: ReductionKind
     factor: float | None
     purpose: str
+    by_rank: bool
     SUM: ReduceOp
     AVG: ReduceOp
     PRODUCT: ReduceOp
@@ -171,32 +175,53 @@ class ReduceOp:
     BXOR: ReduceOp
 
     def __new__(
-        cls, kind: ReductionKind, factor: float | None = None, purpose: str = ""
+        cls,
+        kind: ReductionKind,
+        factor: float | None = None,
+        purpose: str = "",
+        by_rank: bool = False,
     ) -> ReduceOp:
-        """Return the instance for `kind`, `purpose` and, for PREMUL_SUM, `factor`."""
+        """Return the instance for `kind`, `purpose`, order and, for PREMUL_SUM, `factor`."""
         if (kind.prepares == "SCALE") != (factor is not None):
             raise ValueError("a factor belongs to PREMUL_SUM, and only to it")
         factor = None if factor is None else float(factor)
+        by_rank = by_rank or kind.pairwise.own is not None
         # As text: -0.0 equals 0.0, and NaN does not equal itself.
-        key = (kind, "" if factor is None else factor.hex(), purpose)
+        key = (kind, "" if factor is None else factor.hex(), purpose, by_rank)
         with _interning:
             found = _reduce_ops.get(key)
             if found is None:
                 found = object.__new__(cls)
                 found.kind, found.factor, found.purpose = kind, factor, purpose
+                found.by_rank = by_rank
                 _reduce_ops[key] = found
             return found
 
     @property
     def name(self) -> str:
-        """The kind's name, as c10d spells it, and the purpose if there is any."""
-        return f"{self.kind.name} for {self.purpose}" if self.purpose else self.kind.name
+        """The kind's name, as c10d spells it, and order and purpose if there are any."""
+        return self._named(self.kind.name)
 
     @property
     def compared(self) -> str:
         """Name, purpose and factor as text, which ranks compare."""
-        name = self.name.replace(self.kind.name, self.kind.compared, 1)
+        name = self._named(self.kind.compared)
         return name if self.factor is None else f"{name}({self.factor})"
+
+    def _named(self, kind: str) -> str:
+        order = ".ordered" if self.by_rank and self.kind.pairwise.own is None else ""
+        return f"{kind}{order}" + (f" for {self.purpose}" if self.purpose else "")
+
+    @property
+    def ordered(self) -> ReduceOp:
+        """The same reduction, which folds rank 0, 1, 2, ... in turn on every backend.
+
+            dist.all_reduce(x, op=dist.SUM.ordered)
+
+        The same ranks get the same bits, whatever the size, the algorithm and the hosts. A
+        reduction without rounding (MAX, or ints) runs as without it.
+        """
+        return ReduceOp(self.kind, self.factor, self.purpose, True)
 
     @property
     def pairwise(self) -> Pairwise:
@@ -206,18 +231,20 @@ class ReduceOp:
     @property
     def unfinished(self) -> ReduceOp:
         """The same reduction without its last step: an average becomes a sum."""
-        return ReduceOp(_unfinished(self.kind)) if self.kind.finishes else self
+        if not self.kind.finishes:
+            return self
+        return ReduceOp(_unfinished(self.kind), None, "", self.by_rank)
 
     def meant_for(self, purpose: str) -> ReduceOp:
         """Return the same reduction with a purpose, in a few words; "" for none."""
-        return ReduceOp(self.kind, self.factor, purpose)
+        return ReduceOp(self.kind, self.factor, purpose, self.by_rank)
 
     def __repr__(self) -> str:
         inner = self.name if self.factor is None else f"{self.name}, factor={self.factor}"
         return f"ReduceOp({inner})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ReduceOp, (self.kind, self.factor, self.purpose)
+        return ReduceOp, (self.kind, self.factor, self.purpose, self.by_rank)
 
 
 def _unfinished(kind: ReductionKind) -> ReductionKind:
@@ -230,7 +257,7 @@ def _unfinished(kind: ReductionKind) -> ReductionKind:
 
 _interning = threading.RLock()
 _own_kinds: WeakValueDictionary[str, ReductionKind] = WeakValueDictionary()
-_reduce_ops: WeakValueDictionary[tuple[ReductionKind, str, str], ReduceOp] = WeakValueDictionary()
+_reduce_ops: WeakValueDictionary[tuple[object, ...], ReduceOp] = WeakValueDictionary()
 
 SUM = ReduceOp.SUM = ReduceOp(kind_named("SUM"))
 AVG = ReduceOp.AVG = ReduceOp(kind_named("AVG"))

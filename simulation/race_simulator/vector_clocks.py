@@ -81,8 +81,8 @@ class Region:
 
 def paired(kernel: Kernel, a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return the result of a kernel with two operands."""
-    step = step_named(kernel.kind)
-    return np.asarray(PAIR[kernel.kind](a, b)) if step.own is None else pairwise(a, b, step)
+    found = PAIR.get(kernel.kind)
+    return pairwise(a, b, step_named(kernel.kind)) if found is None else np.asarray(found(a, b))
 
 
 def mapped(kernel: Kernel, data: Bytes, arg: float) -> Bytes:

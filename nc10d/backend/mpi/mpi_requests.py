@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from nc10d.arrays.dtypes import order_matters
 from nc10d.backend.mpi.buffers import in_chunks, memory, whole
 from nc10d.backend.mpi.datatypes import MpiReduction, carrier, reduction
 from nc10d.backend.mpi.library import MPI, Comm, Request
-from nc10d.backend.polled.flat_buffers import Chunks, FlatBuffer, is_chunk_of, order_matters
+from nc10d.backend.polled.flat_buffers import Chunks, FlatBuffer, is_chunk_of
 from nc10d.backend.polled.polled_collectives import CollectiveLibrary
 from nc10d.ops import ReduceOp
 
@@ -26,7 +27,7 @@ class MpiCalls(CollectiveLibrary):
         self, op: ReduceOp, x: FlatBuffer, scattered: bool = False
     ) -> MpiReduction | None:
         """Return MPI's reduction; for device arrays there is no alternative."""
-        ordered = order_matters(op, x.dtype, self.size) and not self._any_order
+        ordered = order_matters(op, x.dtype, self.size) and (op.by_rank or not self._any_order)
         if x.device == "cpu" and (ordered or scattered):
             return None
         return reduction(op.pairwise, x.dtype)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from nc10d.arrays.buffer import Buffer, as_buffer
-from nc10d.arrays.dtypes import ElementKind, ElementType, reduced_element
+from nc10d.arrays.dtypes import ElementType, reduced_element
 from nc10d.kernels.reduce import address
 from nc10d.ops import SUM, Array, ReduceOp
 from nc10d.ops.operations import Arrays
@@ -33,12 +33,6 @@ def keep(thing: object) -> None:
 def kernel(address: int) -> Any:
     """Return the kernel at `address` as a function, which runs without the GIL."""
     return _KERNEL(address)
-
-
-def order_matters(op: ReduceOp, dtype: ElementType, size: int) -> bool:
-    """Return whether another order of the same operands could change a bit of the result."""
-    rounds = dtype.family in (ElementKind.FLOAT, ElementKind.COMPLEX) or op.pairwise.own is not None
-    return rounds and size > 2 and not op.pairwise.exact
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from nc10d.arrays.dtypes import DType, ElementKind, ElementType
+from nc10d.arrays.dtypes import DType, ElementKind, ElementType, order_matters
 from nc10d.backend.polled.device_arrays import device_arrays, flat_on_device
-from nc10d.backend.polled.flat_buffers import FlatBuffer, order_matters
+from nc10d.backend.polled.flat_buffers import FlatBuffer
 from nc10d.backend.ucc.ucc_table import ENUMS
 from nc10d.kernels.combine import canonical
 from nc10d.ops import Op, ReduceOp
@@ -58,7 +58,7 @@ def native(op: ReduceOp, x: FlatBuffer, size: int, any_order: bool) -> UccReduct
     """
     if x.device != "cpu":
         return _on_device(op, x.dtype)
-    if order_matters(op, x.dtype, size) and not any_order:
+    if order_matters(op, x.dtype, size) and (op.by_rank or not any_order):
         return None
     step, stored = canonical(op.pairwise, x.dtype)
     if step not in OPERATORS:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from nc10d.arrays.call_info import CallInfo
-from nc10d.arrays.dtypes import DType
+from nc10d.arrays.dtypes import DType, element_of
 from nc10d.backend.cpu.algorithms import choose, message
 from nc10d.backend.cpu.algorithms.all_reduce import FusedArray
 from nc10d.backend.cpu.algorithms.exchange import Route
@@ -23,9 +23,12 @@ from nc10d.backend.cpu.algorithms.hosts_exchange import local_first
 from nc10d.backend.cpu.algorithms.reduction import Reduction
 from nc10d.backend.cpu.program.program import Program, Step, StepKind, user
 from nc10d.ops import AVG, MAX, SUM, ReduceOp, premul_sum
+from nc10d.ops.own_reductions import own_reduction
+from nc10d.ops.reductions import kind_of_own
 from simulation.race_simulator.simulator import CELLS
+from simulation.race_simulator.vector_clocks import PAIR
 
-Array = npt.NDArray[np.int64]
+Array = npt.NDArray[Any]
 
 
 @dataclass
@@ -90,6 +93,77 @@ def fused(world: list[GroupShape], count: int, seed: int) -> Case:
     programs = [program("fused", choose.fused(w, parts), len(parts)) for w in world]
     total = [fold([arrays[r][i] for r in range(size)], SUM) for i in range(len(counts))]
     return Case("fused", programs, arrays, [total] * size)
+
+
+AFFINE = np.dtype([("factor", "i4"), ("offset", "i8")])
+"""A record of 12 bytes, whose borders are at no multiple of a cache line's parts."""
+
+
+def composed(f: Any, g: Any) -> Any:
+    return f.factor * g.factor, f.factor * g.offset + f.offset
+
+
+def composed_arrays(f: Array, g: Array) -> Array:
+    result = np.empty_like(f)
+    result["factor"] = f["factor"] * g["factor"]
+    result["offset"] = f["factor"] * g["offset"] + f["offset"]
+    return result
+
+
+OWN = ReduceOp(
+    kind_of_own(own_reduction({"step": composed}, lambda dtype, row: AFFINE, "maps", None, 0))
+)
+"""The composition of affine maps: associative, not commutative."""
+PAIR[OWN.pairwise.name] = composed_arrays
+
+
+def maps(seed: int, rank: int, count: int) -> Array:
+    found = np.zeros(count, AFFINE)
+    found["factor"], found["offset"] = data(seed, rank, count) % 3 - 1, data(seed, 99 - rank, count)
+    return found
+
+
+def floats(seed: int, rank: int, count: int) -> Array:
+    chance = np.random.default_rng((seed, rank))
+    found: Array = chance.standard_normal(count) * 10.0 ** chance.integers(-9, 9, count)
+    return found
+
+
+ORDERED = {"own": (OWN, maps, composed_arrays), "sum": (SUM.ordered, floats, np.add)}
+
+
+def ordered_all_reduce(
+    world: list[GroupShape], count: int, seed: int, what: str, rooted: bool
+) -> Case:
+    op, make, step = ORDERED[what]
+    size, root = len(world), seed % len(world) if rooted else -1
+    arrays = [make(seed, r, count) for r in range(size)]
+    how = Reduction(op, element_of(arrays[0].dtype), size)
+    programs = [
+        program("all_reduce", choose.all_reduce(w, arrays[0].nbytes, how, root), 1) for w in world
+    ]
+    total = functools.reduce(step, arrays)
+    expected = [[total if root in (-1, r) else arrays[r].copy()] for r in range(size)]
+    return Case("all_reduce", programs, [[a] for a in arrays], expected)
+
+
+def ordered_reduce_scatter(world: list[GroupShape], count: int, seed: int, what: str) -> Case:
+    op, make, step = ORDERED[what]
+    size = len(world)
+    counts = [count] * size if seed % 2 else ragged(size, count, seed)
+    starts = np.concatenate([[0], np.cumsum(counts)]).tolist()
+    arrays = [make(seed, r, starts[-1]) for r in range(size)]
+    item = arrays[0].dtype.itemsize
+    inps, sizes = [user(1, item * s) for s in starts[:-1]], [item * c for c in counts]
+    how = Reduction(op, element_of(arrays[0].dtype), size)
+    programs = [
+        program("reduce_scatter", choose.reduce_scatter(w, sizes, user(0), inps, how), 2)
+        for w in world
+    ]
+    users = [[make(0, 0, counts[r]), arrays[r]] for r in range(size)]
+    total = functools.reduce(step, arrays)
+    expected = [[total[starts[r] : starts[r + 1]], arrays[r].copy()] for r in range(size)]
+    return Case("reduce_scatter", programs, users, expected)
 
 
 def broadcast(world: list[GroupShape], count: int, seed: int) -> Case:
@@ -202,6 +276,15 @@ MAKERS: dict[str, Callable[[list[GroupShape], int, int], Case]] = {
     "all_reduce_avg": reduced(AVG),
     "all_reduce_premul": reduced(premul_sum(2.0)),
     "reduce": reduce,
+    **{
+        f"{name}_{what}": functools.partial(ordered_all_reduce, what=what, rooted=name == "reduce")
+        for what in ORDERED
+        for name in ("all_reduce", "reduce")
+    },
+    **{
+        f"reduce_scatter_{what}": functools.partial(ordered_reduce_scatter, what=what)
+        for what in ORDERED
+    },
     "fused": fused,
     "broadcast": broadcast,
     "barrier": barrier,

@@ -78,19 +78,24 @@ def even_all_to_all(
     shape: GroupShape, nbytes: int, sends: Sequence[At], recvs: Sequence[At]
 ) -> list[Step]:
     """Return the steps of recvs[r] := rank r's sends[this rank], `nbytes` each."""
-    layout = _layout(shape, shape.slot_bytes, shape.size)
     sizes = [nbytes] * shape.size
-    route = Route(sends, sizes, recvs, sizes)
-    opening = [do.free(), do.enter(), *_publish(shape, route, layout), do.signal(1)]
-    opening += [do.meet_all(), *_keep(shape, route), *_collect(shape, route, layout)]
-    steps = [*opening, do.end_round(1, 2)]
-    rounds = max(1, -(-nbytes // layout.piece)) if shape.size > 1 else 1
-    if rounds > 1:
-        body = _later_round(shape, route, layout, layout.piece)
-        steps += [*body, do.end_round(1, 2, rounds - 1, len(body))]
+    steps = known_all_to_all(shape, Route(sends, sizes, recvs, sizes), nbytes)
     if shape.size == 1 or nbytes < shape.direct:
         return steps
     return peer_arrays.all_to_all(shape, nbytes, sends[0], recvs, steps)
+
+
+def known_all_to_all(shape: GroupShape, route: Route, most: int) -> list[Step]:
+    """Return the steps for an exchange along `route`; all ranks know `most`, the largest size."""
+    layout = _layout(shape, shape.slot_bytes, shape.size)
+    opening = [do.free(), do.enter(), *_publish(shape, route, layout), do.signal(1)]
+    opening += [do.meet_all(), *_keep(shape, route), *_collect(shape, route, layout)]
+    steps = [*opening, do.end_round(1, 2)]
+    rounds = max(1, -(-most // layout.piece)) if shape.size > 1 else 1
+    if rounds > 1:
+        body = _later_round(shape, route, layout, layout.piece)
+        steps += [*body, do.end_round(1, 2, rounds - 1, len(body))]
+    return steps
 
 
 def announced(shape: GroupShape, route: Route, crossing: Steps = ()) -> list[Step]:

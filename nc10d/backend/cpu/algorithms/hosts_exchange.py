@@ -14,7 +14,15 @@ from nc10d.backend.cpu.algorithms import exchange, gather, hosts_peer_arrays
 from nc10d.backend.cpu.algorithms.exchange import Route
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape, Span, span_of
 from nc10d.backend.cpu.algorithms.hosts_barrier import opening
-from nc10d.backend.cpu.algorithms.reduction import Reduction, continued, reduce_across, within
+from nc10d.backend.cpu.algorithms.reduction import (
+    Reduction,
+    continued,
+    fold,
+    reduce_across,
+    segment_of,
+    strided,
+    within,
+)
 from nc10d.backend.cpu.program import steps as do
 from nc10d.backend.cpu.program.program import At, Step, line_up, scratch, user
 
@@ -22,22 +30,35 @@ from nc10d.backend.cpu.program.program import At, Step, line_up, scratch, user
 def all_gather(shape: GroupShape, sizes: Sequence[int], mine: At, outs: Sequence[At]) -> list[Step]:
     """Return the steps for outs[r] := rank r's array `mine` of sizes[r] bytes."""
     span, me = span_of(shape), shape.rank
-    home = span.hosts[span.host]
-    # A rank's array goes to a single rank on every other host; the ranks there take turns.
-    receivers = [span.hosts[g][span.local_rank % len(span.hosts[g])] for g in span.away]
-    rows = [do.give(peer, mine, sizes[me]) for peer in receivers]
-    for g in span.away:
-        theirs = span.hosts[g][span.local_rank :: span.local.size]
-        rows += [do.take(r, outs[r], sizes[r]) for r in theirs]
-    local = gather.all_gather(span.local, [sizes[r] for r in home], mine, [outs[r] for r in home])
-    steps = [*opening(span), *continued(local), *do.flow(rows)]
-    if span.local.size > 1:
-        for g in span.away:
-            steps += _pass_on(span, g, sizes, outs)
+    rows = _crossing(span, sizes, mine, outs)
+    steps = [*opening(span), *gathered(span, sizes, mine, outs)]
     if not hosts_peer_arrays.applies(span, max(sizes)):
         return steps
     own = [do.copy(outs[me], mine, sizes[me])] if sizes[me] else []
     return hosts_peer_arrays.all_gather(span, sizes, outs, own, do.flow(rows), steps)
+
+
+def _crossing(span: Span, sizes: Sequence[int], mine: At, outs: Sequence[At]) -> list[Step]:
+    """Return an all_gather's transfers between hosts."""
+    # A rank's array goes to a single rank on every other host; the ranks there take turns.
+    receivers = [span.hosts[g][span.local_rank % len(span.hosts[g])] for g in span.away]
+    rows = [do.give(peer, mine, sizes[span.shape.rank]) for peer in receivers]
+    for g in span.away:
+        theirs = span.hosts[g][span.local_rank :: span.local.size]
+        rows += [do.take(r, outs[r], sizes[r]) for r in theirs]
+    return rows
+
+
+def gathered(span: Span, sizes: Sequence[int], mine: At, outs: Sequence[At]) -> list[Step]:
+    """Return the steps of an all_gather over staging buffers, behind the opening."""
+    home = span.hosts[span.host]
+    rows = _crossing(span, sizes, mine, outs)
+    local = gather.all_gather(span.local, [sizes[r] for r in home], mine, [outs[r] for r in home])
+    steps = [*continued(local), *do.flow(rows)]
+    if span.local.size > 1:
+        for g in span.away:
+            steps += _pass_on(span, g, sizes, outs)
+    return steps
 
 
 def _pass_on(span: Span, host: int, sizes: Sequence[int], outs: Sequence[At]) -> list[Step]:
@@ -64,6 +85,8 @@ def reduce_scatter(
     """Return the steps for out := reduction of all inps[this rank]; rank r gets sizes[r] bytes."""
     span, me = span_of(shape), shape.rank
     steps = opening(span)
+    if reduction.in_rank_order:
+        return [*steps, *ordered_reduce_scatter(span, sizes, out, inps, reduction, 0)]
     partial: dict[int, At] = {}
     folds: list[tuple[At, At, int]] = []
     base = 0
@@ -91,6 +114,42 @@ def reduce_scatter(
         return staged
     how = within(reduction)
     return hosts_peer_arrays.reduce_scatter(span, folds, inps, sum(sizes), how, crossing, staged)
+
+
+def ordered_reduce_scatter(
+    span: Span, sizes: Sequence[int], out: At, inps: Sequence[At], reduction: Reduction, base: int
+) -> list[Step]:
+    """Return a reduce_scatter's steps, behind the opening, that fold in rank order.
+
+    Every rank receives the contributions of all ranks to its chunk, and folds them itself. Scratch
+    memory from `base` on is overwritten.
+    """
+    me, ranks, mine = span.shape.rank, range(span.shape.size), sizes[span.shape.rank]
+    segment, room = segment_of(reduction, mine, span.shape.size), scratch(base)
+    rows = [scratch(base + segment + r * line_up(mine)) for r in ranks]
+    base += segment + span.shape.size * line_up(mine)
+    steps: list[Step] = []
+    if reduction.scaled:
+        sends = [scratch(base + sum(map(line_up, sizes[:r]))) for r in ranks]
+        whole = zip(sends, inps, sizes, strict=True)
+        steps += [reduction.publish(to, x, nbytes) for to, x, nbytes in whole if nbytes]
+        inps = sends
+    home, away = span.hosts[span.host], [r for g in span.away for r in span.hosts[g]]
+    # This rank's own contribution stays where it is.
+    given = [0 if r == me else sizes[r] for r in ranks]
+    route = Route(inps, given, rows, [mine] * len(ranks))
+    if span.local.size > 1:
+        most = max(sizes[r] for r in home)
+        within_host = _local_route(route, home)
+        steps += continued(exchange.known_all_to_all(span.local, within_host, most))
+    crossing = [do.give(r, inps[r], sizes[r]) for r in away]
+    steps += do.flow([*crossing, *(do.take(r, rows[r], mine) for r in away)])
+    if not mine:
+        return steps
+    rows[me] = inps[me]
+    parts = [strided(row, segment) for row in rows]
+    body = fold(strided(out, segment), parts, segment, reduction, mine, room)
+    return [*steps, *do.loop(body, -(-mine // segment))]
 
 
 def even_all_to_all(

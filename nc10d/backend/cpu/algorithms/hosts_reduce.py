@@ -10,7 +10,8 @@ all_reduce and reduce:
   takes the staging buffers, or access in place (hosts_peer_arrays.py).
 
 Both reduce in rank order inside a host and then in host order, so the bits do not depend on the
-algorithm.
+algorithm. An `ordered` reduction whose result depends on the order is an exchange instead: each
+rank folds all ranks' contributions to its chunk in rank order, and sends the result to all.
 
 broadcast: down a binomial tree of hosts, or down a chain in segments for large arrays; then inside
 each host.
@@ -30,6 +31,7 @@ from nc10d.backend.cpu.algorithms import gather, hosts_peer_arrays
 from nc10d.backend.cpu.algorithms.all_reduce import FusedArray
 from nc10d.backend.cpu.algorithms.group_shape import GroupShape, Span, span_of
 from nc10d.backend.cpu.algorithms.hosts_barrier import Gathered, opening
+from nc10d.backend.cpu.algorithms.hosts_exchange import gathered, ordered_reduce_scatter
 from nc10d.backend.cpu.algorithms.hosts_peer_arrays import Cut
 from nc10d.backend.cpu.algorithms.peer_arrays import windows_of
 from nc10d.backend.cpu.algorithms.reduction import Reduction, continued, fold, reduce_across, within
@@ -76,13 +78,15 @@ def barrier(shape: GroupShape) -> list[Step]:
 
 def all_reduce(shape: GroupShape, nbytes: int, reduction: Reduction, root: int = -1) -> list[Step]:
     """Return the steps that reduce all ranks' user array 0 in place, or only on the root."""
-    if nbytes <= one_shot_limit(shape):
+    if nbytes <= one_shot_limit(shape) and not reduction.in_rank_order:
         return fused(shape, [FusedArray(0, nbytes, reduction)], root)
     span = span_of(shape)
     place, base, copied = user(0), 0, []
     if root not in (-1, shape.rank):  # A non-root rank's array stays unchanged.
         place, base = scratch(0), line_up(nbytes)
         copied = [do.copy(place, user(0), nbytes)]
+    if reduction.in_rank_order:
+        return [*opening(span), *copied, *_ordered(span, place, nbytes, reduction, base)]
     cuts = _cuts(span, nbytes, reduction)
     low, length = cuts[span.local_rank]
     rail = _rail(span, moved(place, low), length, reduction, base) if length else []
@@ -90,6 +94,17 @@ def all_reduce(shape: GroupShape, nbytes: int, reduction: Reduction, root: int =
     if root >= 0 or reduction.scaled or not hosts_peer_arrays.applies(span, nbytes):
         return staged
     return hosts_peer_arrays.all_reduce(span, nbytes, cuts, within(reduction), rail, staged)
+
+
+def _ordered(span: Span, x: At, nbytes: int, reduction: Reduction, base: int) -> list[Step]:
+    """Reduce `nbytes` at `x` in rank order: each rank folds a chunk, and gets the others."""
+    chunk = reduction.up(-(-nbytes // span.shape.size))
+    lows = [min(nbytes, r * chunk) for r in range(span.shape.size)]
+    sizes = [min(chunk, nbytes - low) for low in lows]
+    places = [moved(x, low) for low in lows]
+    mine = places[span.shape.rank]
+    steps = ordered_reduce_scatter(span, sizes, mine, places, reduction, base)
+    return [*steps, *gathered(span, sizes, mine, places)]
 
 
 def fused(shape: GroupShape, parts: Sequence[FusedArray], root: int = -1) -> list[Step]:

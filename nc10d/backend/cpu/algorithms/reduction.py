@@ -3,8 +3,9 @@
 PREMUL_SUM scales each contribution when publishing. AVG divides the sum at the end. All other
 operations publish a copy and combine pairwise, in rank order.
 
-All hosts' contributions are reduced in host order, whatever the size or the algorithm. So a
-result's bits are the same on every rank and in every mode.
+All hosts' contributions are reduced in host order, whatever the size or the algorithm; in rank
+order, if the operation is `ordered`. So a result's bits are the same on every rank and in every
+mode.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from nc10d.arrays.dtypes import ElementKind, ElementType
+from nc10d.arrays.dtypes import ElementKind, ElementType, order_matters
 from nc10d.backend.cpu.algorithms.group_shape import Span
 from nc10d.backend.cpu.program import steps as do
 from nc10d.backend.cpu.program.program import (
@@ -50,6 +51,11 @@ class Reduction:
     def down(self, nbytes: int) -> int:
         """Round down to a place where arrays are cut."""
         return nbytes // self.unit * self.unit
+
+    @property
+    def in_rank_order(self) -> bool:
+        """Whether hosts must not fold first: another order could change the result."""
+        return self.op.by_rank and order_matters(self.op, self.dtype, self.size)
 
     @property
     def scaled(self) -> bool:
@@ -129,8 +135,7 @@ def reduce_across(
     # other host that sends that host's part. Scratch memory from `base` on is overwritten.
     if nbytes == 0:
         return do.flow(gives)
-    most = reduction.down(SEGMENTS_BYTES // len(span.hosts))
-    segment = min(max(reduction.unit, most), reduction.up(nbytes))
+    segment = segment_of(reduction, nbytes, len(span.hosts))
     places = {host: scratch(base + turn * segment) for turn, host in enumerate(span.away)}
     # Outgoing data need not keep step with incoming data, so it is pushed without waiting.
     rows = [do.push(row.peer, row.src, row.nbytes) for row in gives]
@@ -141,6 +146,12 @@ def reduce_across(
     room = scratch(base + len(span.away) * segment)
     body = fold(strided(dst, segment), parts, segment, reduction, nbytes, room)
     return [*do.loop([*do.flow(rows), *body], -(-nbytes // segment)), *do.flow(gives)]
+
+
+def segment_of(reduction: Reduction, nbytes: int, parts: int) -> int:
+    """Return the bytes of a segment in which so many parts are folded."""
+    most = reduction.down(SEGMENTS_BYTES // parts)
+    return min(max(reduction.unit, most), reduction.up(nbytes))
 
 
 def strided(at: At, stride: int) -> At:

@@ -79,7 +79,8 @@ def _all_reduce(op: ops.AllReduce | ops.Reduce, shape: GroupShape) -> LoweredOp:
         return Program(call, tuple(choose.all_reduce(shape, x.nbytes, reduction, root)), 1)
 
     outs = (0,) if root in (-1, shape.rank) else ()
-    return LoweredOp(key, [x], outs, build, (x.nbytes, reduction) if root < 0 else None)
+    joins = root < 0 and not (shape.hosts and reduction.in_rank_order)
+    return LoweredOp(key, [x], outs, build, (x.nbytes, reduction) if joins else None)
 
 
 def _reduction(op: Any, x: Buffer, shape: GroupShape) -> Reduction:
