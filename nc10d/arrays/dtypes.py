@@ -229,7 +229,7 @@ def reduced_element(dtype: ElementType, op: ReduceOp, row: int = 1) -> ElementTy
     A reduction of one's own may see a row of numbers as a record; TypeError for other arrays.
     """
     own = op.pairwise.own
-    return dtype if own is None else element_of(own.element(dtype.numpy, row))
+    return dtype if own is None else element_of(own.element((dtype.numpy, row)))
 
 
 def check_reduce(dtype: ElementType, op: ReduceOp) -> None:
