@@ -51,7 +51,7 @@ def array(call: str, name: str, x: object, *, written: bool) -> Argument:
         message = f"{call}: {name} is written, so its elements must not share memory"
         raise ValueError(f"{message} (it is a broadcast view or a sliding window)")
     if isinstance(x, Fields):
-        check_disjoint([found])
+        check_disjoint(_parts(found))
     return found
 
 

@@ -1,7 +1,7 @@
 """A reduction of one's own: a Python function of two elements, as data.
 
 An `OwnReduction` names the functions, the elements that they are for, and a digest that ranks
-compare. Nothing is compiled here (`nc10d.kernels.own` does), and the functions are frozen: what they
+compare. Nothing is compiled here (`nc10d.kernels.own` does). The functions are frozen: what they
 close over, and the globals that they read, are copied when the reduction is made.
 """
 
