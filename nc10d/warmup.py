@@ -3,7 +3,7 @@
 Compiles the CPU engine, every kernel and NCCL's loop into the cache folder (see
 `nc10d.kernels.cache_dir`). Two processes share the work if there are two cores. Progress is shown
 as a bar on a terminal if rich is installed, else in lines. A second run loads the cache and takes a
-second or two.
+second or two. `--import my_job.reductions` also compiles the `@nc10d.reduction`s in that module.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Compile every function; return the number of processes that failed. Blocks until the end."""
     options = _parse(arguments)
     if options.share is not None:
-        _compile(options.share, options.jobs)
+        _compile(options.share, options.jobs, options.imports)
         return 0
     if options.to is not None:
         os.environ["NC10D_CACHE_DIR"] = str(options.to)  # for the helpers
     started = monotonic()
-    with _helpers(options.jobs) as (helpers, lines), _progress() as show:
+    with _helpers(options.jobs, options.imports) as (helpers, lines), _progress() as show:
         count = follow(lines, options.jobs, show)
         failed = sum(helper.wait() != 0 for helper in helpers)
     if options.to is not None:
@@ -67,6 +67,14 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="DIR",
         help="fill DIR, readable by all users, for an image of a container; programs there use it "
         "with NC10D_CACHE_DIR=DIR, on the same kind of CPU, also where it is read-only",
+    )
+    parser.add_argument(
+        "--import",
+        dest="imports",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="also compile the reductions of one's own that importing MODULE makes; may be repeated",
     )
     parser.add_argument("--share", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -88,12 +96,15 @@ def let_all_read(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _helpers(jobs: int) -> Iterator[tuple[list[subprocess.Popen[bytes]], Iterable[str]]]:
+def _helpers(
+    jobs: int, imports: Sequence[str]
+) -> Iterator[tuple[list[subprocess.Popen[bytes]], Iterable[str]]]:
     """Start the helper processes, which compile; yield them and the lines that they write."""
     # All helpers write to the same pipe, a line at a time. They are outside the terminal's
     # foreground group, so Ctrl-C reaches only this process, which then kills them.
     read_end, write_end = os.pipe()
-    command = [sys.executable, "-m", "nc10d.warmup", "--jobs", str(jobs), "--share"]
+    modules = [f"--import={module}" for module in imports]
+    command = [sys.executable, "-m", "nc10d.warmup", "--jobs", str(jobs), *modules, "--share"]
     started = [
         subprocess.Popen([*command, str(share)], stdout=write_end, process_group=0)
         for share in range(jobs)
@@ -154,10 +165,11 @@ def in_lines() -> Show:
 # A helper process compiles a share of the functions.
 
 
-def _compile(share: int, jobs: int) -> None:
+def _compile(share: int, jobs: int, imports: Sequence[str]) -> None:
     """Compile the tasks of this share; write their number first, then the name of each task."""
     logging.getLogger("nc10d").setLevel(logging.ERROR)  # the user has asked for compilation
-    own = deal(tasks(), share, jobs)
+    modules = [(name, partial(importlib.import_module, name)) for name in imports]
+    own = deal([*tasks(), *modules], share, jobs)
     _write_line(f"+{len(own)}")
     for name, compile_it in own:
         compile_it()

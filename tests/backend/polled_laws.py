@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import own_reduction_cases as own
 import pytest
 from at_once import at_once
 from call_pairs import EQUAL, PAIRS
@@ -315,6 +316,17 @@ def refuses_options(group: ProcessGroup) -> None:
     name = options_of(group).__name__
     assert name in raised(TypeError, lambda: whole_group(group, options="fast"))
     group.barrier()
+
+
+@pytest.mark.parametrize("name", own.OPS)
+def test_ones_own_reductions_fold_in_rank_order(ranks: Ranks, name: str) -> None:
+    for count in (0, 1, 300):
+        ranks.run(own.in_every_form, [name] * SIZE, [count] * SIZE)
+
+
+def test_arrays_hold_the_fields_and_rows_of_records(ranks: Ranks) -> None:
+    ranks.run(own.fields)
+    ranks.run(own.rows)
 
 
 def test_options_of_another_type_are_refused(ranks: Ranks) -> None:

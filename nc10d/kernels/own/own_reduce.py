@@ -19,6 +19,7 @@ code also where dst is an operand (`llvm.mem.parallel_loop_access`).
 from __future__ import annotations
 
 import contextlib
+import dis
 import inspect
 import linecache
 import re
@@ -33,7 +34,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils, errors
-from numba.extending import intrinsic
+from numba.extending import intrinsic, lower_cast
 from numba.np.numpy_support import from_dtype
 
 from nc10d.arrays.dtypes import DType, ElementKind, ElementType, RecordType
@@ -47,6 +48,7 @@ MOST_BYTES = 520
 _OPERANDS = {"step": 2, "map": 1, "finish": 1}
 _REFUSED = re.compile(r"(NRT_|Py|numba_gil|numba_unpickle)\w*")
 _MOST_REASON = 200
+_RAISES = "it may raise an error"
 _BYTES = I8.as_pointer()
 _NO_WRAP = ("nsw", "nuw")
 _KINDS = types.Boolean, types.Integer, types.Float, types.Complex
@@ -227,6 +229,15 @@ class _Fields:
         return [(_Number(field.dtype), I64(field.offset)) for field in self.record.fields]
 
 
+@lower_cast(types.NamedTuple, types.Tuple)
+@lower_cast(types.NamedTuple, types.UniTuple)
+def _as_tuple(context: Any, b: Builder, given: types.Type, wanted: types.Type, value: Value) -> Any:
+    """Cast a record to a tuple, field by field: functions return either; Numba has no such cast."""
+    values = cgutils.unpack_tuple(b, value, len(given))
+    pairs = zip(values, given, wanted, strict=True)
+    return context.make_tuple(b, wanted, [context.cast(b, v, one, to) for v, one, to in pairs])
+
+
 @dataclass(frozen=True, slots=True)
 class _InMemory:
     record: RecordType
@@ -360,7 +371,8 @@ def _compile(compiled: Any, arguments: tuple[types.Type, ...]) -> None:
     if fault is not None:
         # Compiled again with lines in it, only to name one.
         (lined,) = _with_lines(function, arguments).overloads.values()
-        raise _refusal(function, fault[0], (_fault(lined) or fault)[1])
+        line = _line_of_raise(function) if fault[0] == _RAISES else 0
+        raise _refusal(function, fault[0], line or (_fault(lined) or fault)[1])
 
 
 def _check_result(function: Function, form: Form, kind: types.Type, writes: bool) -> None:
@@ -387,7 +399,7 @@ def _fault(result: Any) -> tuple[str, int] | None:
         for instruction in (i for block in function.blocks for i in block.instructions):
             line = _line(str(instruction), text)
             if instruction.opcode == "ret" and not re.match(r"\s*ret i32 0\b", str(instruction)):
-                return "it may raise an error", line
+                return _RAISES, line
             if instruction.opcode not in ("call", "invoke"):
                 continue
             callee = [*instruction.operands][-1]
@@ -398,6 +410,14 @@ def _fault(result: Any) -> tuple[str, int] | None:
             if known and not module.get_function(callee.name).is_declaration:
                 todo.append(module.get_function(callee.name))
     return None
+
+
+def _line_of_raise(function: Function) -> int:
+    """Return the line of the first raise statement, 0 if there is none."""
+    for each in dis.get_instructions(function):
+        if each.opname == "RAISE_VARARGS" and each.positions is not None:
+            return each.positions.lineno or 0
+    return 0
 
 
 def _line(instruction: str, module: str) -> int:

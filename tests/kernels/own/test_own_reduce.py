@@ -1,0 +1,266 @@
+"""Kernels of one's own reductions: the bits of Python itself, vector code, and what is refused."""
+
+import ctypes
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import nc10d
+from nc10d.arrays.dtypes import DType, ElementKind, element_of
+from nc10d.kernels.own.own_reduce import own_kernel
+from nc10d.kernels.reduce import kernel_address
+from nc10d.ops import ReduceOp
+from nc10d.testing import reference
+from nc10d.testing.strategies import mixed_values
+
+KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
+GUARD = 64
+SIGNED = [d for d in DType if d.family is not ElementKind.BOOL]
+
+Mixed = np.dtype([("key", "f4"), ("low", "u1"), ("count", "i8"), ("weight", "f2"), ("z", "c8")])
+Stacked = np.dtype([("n", "i2"), ("rows", "f4", (2, 3)), ("last", "f8")])
+Kept = np.dtype([("key", "f8"), ("payload", "u1", (33,))])
+Line = np.dtype([("slope", "f8"), ("offset", "f8")])
+
+
+@nc10d.reduction(Mixed)
+def mixed(a: Any, b: Any) -> Any:
+    if b.key < a.key:
+        return b
+    return a.key, b.low, a.count - b.count, a.weight, b.z
+
+
+@nc10d.reduction(Stacked)
+def stacked(a: Any, b: Any, out: Any) -> None:
+    out.n = a.n + b.n
+    for i in range(2):
+        for j in range(3):
+            out.rows[i, j] = a.rows[i, j] - b.rows[1 - i, j]
+
+
+@nc10d.reduction(Kept)
+def kept(a: Any, b: Any) -> Any:
+    return b if b.key < a.key else a
+
+
+@nc10d.reduction(Line)
+def composed(a: Any, b: Any) -> Any:
+    return a.slope * b.slope, a.slope * b.offset + a.offset
+
+
+RECORDS = {"mixed": (mixed, Mixed), "stacked": (stacked, Stacked), "kept": (kept, Kept)}
+
+
+def kernel(op: ReduceOp, dtype: Any) -> Any:
+    return KERNEL(kernel_address(op.pairwise.name, element_of(np.dtype(dtype))))
+
+
+def placed(x: Any, offset: int) -> tuple[Any, Any]:
+    """A copy at `offset` bytes past a multiple of GUARD, and all memory around the copy."""
+    room = np.full(x.nbytes + 3 * GUARD + offset, 0xA5, np.uint8)
+    start = GUARD + -room.ctypes.data % GUARD + offset
+    view = room[start : start + x.nbytes].view(x.dtype)
+    view[...] = x
+    return view, room
+
+
+def combined(op: ReduceOp, x: Any, y: Any, into: str, offset: int) -> Any:
+    """x op y by the kernel, into an operand or elsewhere; nothing around the arrays changes."""
+    places = {"a": placed(x, offset), "b": placed(y, offset // 3), "apart": placed(x, 2 * offset)}
+    a, b, out = (places[name][0] for name in ("a", "b", into))
+    kernel(op, x.dtype)(out.ctypes.data, a.ctypes.data, b.ctypes.data, x.nbytes)
+    for view, room in places.values():
+        low = view.ctypes.data - room.ctypes.data
+        assert (room[:low] == 0xA5).all()
+        assert (room[low + x.nbytes :] == 0xA5).all()
+    return out.copy()
+
+
+def filled(dtype: np.dtype[Any], count: int, seed: int) -> Any:
+    chance, found = np.random.default_rng(seed), np.zeros(count, dtype)
+    for name in dtype.names or ():
+        found[name] = chance.integers(0, 50, found[name].shape)
+    return found
+
+
+PLACES = st.sampled_from(["a", "b", "apart"])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(sorted(RECORDS)), st.integers(0, 70), PLACES, st.integers(0, 9))
+def test_records_are_combined_as_python_combines_them(
+    name: str, count: int, into: str, offset: int
+) -> None:
+    op, dtype = RECORDS[name]
+    x, y = filled(dtype, count, 1), filled(dtype, count, 2)
+    want = reference.pairwise(x, y, op.pairwise)
+    assert reference.same_bits(combined(op, x, y, into, offset), want)
+
+
+@pytest.mark.parametrize("dtype", SIGNED, ids=lambda dtype: dtype.label)
+def test_numbers_are_rounded_once(dtype: DType) -> None:
+    @nc10d.reduction(dtype.numpy)
+    def minus(a: Any, b: Any) -> Any:
+        return a - b
+
+    x, y = mixed_values(dtype, (67,), 1), mixed_values(dtype, (67,), 2)
+    with np.errstate(all="ignore"):
+        want = reference.pairwise(x, y, minus.pairwise)
+    assert reference.same_bits(combined(minus, x, y, "a", dtype.itemsize), want)
+
+
+def test_a_truth_value_is_a_byte_that_may_hold_anything() -> None:
+    @nc10d.reduction("?")
+    def either(a: Any, b: Any) -> Any:
+        return a or b
+
+    x = np.array([0, 2, 0, 255], np.uint8).view("?")
+    y = np.array([0, 0, 3, 1], np.uint8).view("?")
+    assert combined(either, x, y, "a", 0).view(np.uint8).tolist() == [0, 1, 1, 1]
+
+
+def test_bytes_of_no_field_are_those_of_the_first_operand() -> None:
+    layout: Any = {"names": ["x"], "formats": ["i4"], "offsets": [2], "itemsize": 9}
+
+    @nc10d.reduction(np.dtype(layout))
+    def plus(a: Any, b: Any) -> Any:
+        return (a.x + b.x,)
+
+    x, y = np.full((2, 9), [[1], [2]], np.uint8)
+    kernel(plus, layout)(y.ctypes.data, x.ctypes.data, y.ctypes.data, 9)
+    assert y.tolist() == [1, 1, 3, 3, 3, 3, 1, 1, 1]
+
+
+def assembly(op: ReduceOp, dtype: Any) -> str:
+    assert op.pairwise.own is not None
+    made = own_kernel("own_for_its_assembly", op.pairwise.own, "step", element_of(np.dtype(dtype)))
+    return str(made._library.get_asm_str())
+
+
+def test_no_product_is_contracted_with_a_sum() -> None:
+    found = assembly(composed, Line)
+    assert re.search(r"mul[sp]d|fmul", found)
+    assert not re.search(r"vfm\w+|fmadd|fmla", found)
+
+
+HELPER = np.float32(0.25)
+
+
+def scaled(x: Any) -> Any:
+    return x * HELPER
+
+
+def test_a_function_may_call_others_and_read_constants() -> None:
+    power = np.float32(3)
+
+    @nc10d.reduction("f4", map=scaled)
+    def weighted(a: Any, b: Any) -> Any:
+        return scaled(a) + b * power
+
+    assert combined(weighted, *np.ones((2, 5), "f4"), "a", 0).tolist() == [3.25] * 5
+
+
+# What is refused
+
+
+def allocates(a: Any, b: Any) -> Any:
+    found = [a, b]
+    return found[0]
+
+
+def raises(a: Any, b: Any) -> Any:
+    if b > a:
+        raise ValueError
+    return a
+
+
+def looks_outside(a: Any, b: Any) -> Any:
+    pair = (a, b)
+    return pair[b]
+
+
+def prints(a: Any, b: Any) -> Any:
+    print(a)
+    return b
+
+
+def unknown(a: Any, b: Any) -> Any:
+    return a.missing + b
+
+
+def text(a: Any, b: Any) -> Any:
+    return "text"
+
+
+def three(a: Any, b: Any, c: Any, d: Any) -> Any:
+    return a
+
+
+def quotient(a: Any, b: Any) -> Any:
+    return a / b
+
+
+REFUSED: list[tuple[Callable[..., Any], str, str]] = [
+    (allocates, "allocates memory", "found = [a, b]"),
+    (raises, "may raise an error", "raise ValueError"),
+    (looks_outside, "may raise an error", "return pair[b]"),
+    (prints, "calls the interpreter", "print(a)"),
+    (unknown, "missing", "return a.missing + b"),
+    (text, "must return a number for int32", "def text(a: Any, b: Any) -> Any:"),
+    (three, "must have 2 parameters", "def three("),
+    (quotient, "must return a number for int32, not float64", "def quotient("),
+]
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: case[0].__name__)
+def test_a_refusal_says_why_and_quotes_the_line(case: Any) -> None:
+    function, why, line = case
+    with pytest.raises(TypeError) as caught:
+        nc10d.reduction("i4")(function)
+    message = str(caught.value)
+    assert message.startswith(f"{function.__name__} can't be a reduction: "), message
+    assert why in message, message
+    assert re.search(r"test_own_reduce\.py, line \d+: " + re.escape(line), message), message
+
+
+def test_what_ranks_cannot_compare_is_refused() -> None:
+    secret = object()
+    with pytest.raises(TypeError, match="reads secret, a object, which ranks can't compare"):
+        nc10d.reduction("i4")(lambda a, b: a if secret else b)
+    with pytest.raises(TypeError, match="a reduction is a Python function, got <built-in"):
+        nc10d.reduction("i4")(max)
+
+
+def test_a_record_has_at_most_520_bytes() -> None:
+    with pytest.raises(TypeError, match="at most 520 bytes, not 528"):
+        nc10d.reduction([("x", "f8", (66,))])(lambda a, b: a)
+    nc10d.reduction([("x", "f8", (65,))])(lambda a, b: a)
+
+
+PROGRAM = """
+import nc10d, numba.core.compiler as compiler, sys
+if sys.argv[1] == "again":
+    compiler.compile_extra = None  # whoever compiles fails
+@nc10d.reduction([("x", "f8"), ("y", "f4", (3,))], map=lambda a, out: None)
+def merged(a, b, out):
+    out.x = a.x * b.x
+"""
+
+
+def test_a_kernel_is_compiled_once_and_then_loaded(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir(mode=0o700)
+    for turn in ("first", "again"):
+        subprocess.run(
+            [sys.executable, "-c", PROGRAM, turn],
+            check=True,
+            env={"NC10D_CACHE_DIR": str(tmp_path / "cache"), "PATH": "/usr/bin:/bin"},
+            cwd=Path(nc10d.__file__).parent.parent,
+        )
