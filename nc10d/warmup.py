@@ -74,7 +74,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         action="append",
         default=[],
         metavar="MODULE",
-        help="also compile the reductions of one's own that importing MODULE makes; may be repeated",
+        help="also compile the reductions that importing MODULE makes; may be repeated",
     )
     parser.add_argument("--share", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
