@@ -19,6 +19,7 @@ TABLES = {
     "torch": ("micro.torch_backend", "torch.distributed on nc10d and on gloo"),
     "compile": ("micro.compiled", "compiled programs with collectives, beside eager and gloo"),
     "numba": ("compare.numba_calls", "calls in compiled code, beside numba-mpi over MPICH"),
+    "reductions": ("compare.own_reductions", "one's own reductions beside SUM and mpi4py's Op"),
     "objects": ("micro.objects", "objects by nc10d's codec and by pickle"),
     "flatten": ("micro.flatten", "packing a bucket of 25 MiB, beside torch and memcpy"),
     "overlap": ("micro.overlap", "share of an all_reduce that a matrix product hides; timeline"),
