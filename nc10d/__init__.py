@@ -159,7 +159,7 @@ if TYPE_CHECKING:
         register_rendezvous_handler as register_rendezvous_handler,
     )
     from nc10d.init_methods.methods import rendezvous as rendezvous
-    from nc10d.kernels.own.reduction_decorator import reduction as reduction
+    from nc10d.kernels.reduction_decorator import reduction as reduction
     from nc10d.ops import AVG as AVG
     from nc10d.ops import BAND as BAND
     from nc10d.ops import BOR as BOR
@@ -233,7 +233,7 @@ _NAMES = {
         scatter_object_list send_object_list""",
     "ops.ready_made": """ARGMAX ARGMIN LAND LOGSUMEXP LOR LXOR MAXLOC MINLOC WELFORD softmax_merge
         topk""",
-    "kernels.own.reduction_decorator": "reduction",
+    "kernels.reduction_decorator": "reduction",
     "ops": "AVG BAND BOR BXOR MAX MIN PRODUCT SUM MessageInfo ReduceOp premul_sum",
     "api.batch_p2p": "P2POp batch_isend_irecv irecv isend recv send",
     "api.queries": """_coalescing_manager coalescing_manager default_pg_timeout

@@ -148,8 +148,8 @@ _STATUSES = {
 _VALUES = {
     (SAME, "`nc10d.SUM`, and so on"): "SUM MAX MIN BAND BOR BXOR",
     (SAME, "`nc10d.PRODUCT`"): "PROD",
-    (DIFFERENT, "`nc10d.MIN`, `nc10d.MAX`, `nc10d.BXOR` of bools"): "LAND LOR LXOR",
-    (ABSENT, "gather values and places"): "MAXLOC MINLOC",
+    (SAME, "`nc10d.LAND`, `LOR`, `LXOR`"): "LAND LOR LXOR",
+    (SAME, "`nc10d.ARGMAX`, `ARGMIN` on `(values, indices)`; a NaN wins"): "MAXLOC MINLOC",
     (ABSENT, "they serve one-sided access"): "REPLACE NO_OP OP_NULL",
     (SAME, "the default group, `nc10d.get_default_group()`"): "COMM_WORLD",
     (DIFFERENT, "`nc10d.new_group([rank], use_local_synchronization=True)`"): "COMM_SELF",
@@ -181,7 +181,10 @@ _CLASSES = {
     (DIFFERENT, "`nc10d.Future`, which any thread completes"): "Grequest",
     (DIFFERENT, "`nc10d.MessageInfo`, or the sender that `recv` returns"): "Status",
     (DIFFERENT, "a list of ranks"): "Group",
-    (DIFFERENT, "`nc10d.ReduceOp`, `nc10d.premul_sum`; no functions of your own"): "Op",
+    (
+        DIFFERENT,
+        "`nc10d.ReduceOp`; a function by `@nc10d.reduction` ([reductions](reductions.md))",
+    ): "Op",
     (DIFFERENT, "`nc10d.DType`: an array knows its dtype and strides; no derived types"): (
         "Datatype"
     ),
