@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/collectives.md and docs/index.md: `python tools/pictures.py --write`.
+"""Draw the pictures of the pages in docs: `python tools/pictures.py --write`.
 
 A picture has a row of cells per rank, before and after the call. The cells after it come from the
 table of oracles below, on letters in place of numbers. The colours are readable on light and dark
@@ -135,10 +135,34 @@ def overview() -> str:
     return svg(580, 190, "Ranks of two machines: shared memory inside, TCP between", parts)
 
 
+def leaf_tree() -> str:
+    """Draw the tree over 8 leaves, whose colours are the 3 ranks that hold them."""
+    owners, step, row = [0, 0, 0, 1, 1, 1, 2, 2], 62, 56
+    parts: list[str] = []
+    for level in range(4):
+        for number in range(8 >> level):
+            leaves = range(number << level, (number + 1) << level)
+            x, y = 40 + step * (leaves[0] + leaves[-1]) / 2, 26 + row * (3 - level)
+            ranks = {owners[leaf] for leaf in leaves}
+            fill = COLOURS[ranks.pop()] if len(ranks) == 1 else MIXED
+            if level:
+                for child in (2 * number, 2 * number + 1):
+                    width = 1 << (level - 1)
+                    below = 40 + step * (2 * child * width + width - 1) / 2
+                    line = f'x1="{x}" y1="{y}" x2="{below}" y2="{y + row}"'
+                    parts.insert(0, f'<line {line} stroke="{TEXT}" stroke-width="2"/>')
+            parts.append(f'<circle cx="{x}" cy="{y}" r="19" fill="{fill}"/>')
+            name = str(leaves[0]) if level == 0 else f"{leaves[0]}–{leaves[-1]}"
+            parts.append(text(x, y, name, "#ffffff"))
+    for rank, place in enumerate((1, 4, 6.5)):
+        parts.append(text(40 + step * place, 26 + 3.6 * row, f"rank {rank}"))
+    return svg(80 + 7 * step, 242, "The sum over 8 leaves on 3 ranks", parts)
+
+
 def pictures() -> dict[Path, str]:
     """Return every picture by its path."""
     made = {FOLDER / f"{name}.svg": drawn(name) for name in ORACLES}
-    return {**made, FOLDER / "overview.svg": overview()}
+    return {**made, FOLDER / "overview.svg": overview(), FOLDER / "leaf_tree.svg": leaf_tree()}
 
 
 def main() -> int:
