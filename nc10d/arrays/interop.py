@@ -91,8 +91,6 @@ def numpy_view(x: ops.Array) -> ops.Array:
     # An ndarray is returned unchanged. If `x` is no array, the argument checks will say so.
     if isinstance(x, np.ndarray):
         return x
-    if isinstance(x, Fields):
-        return x.map(numpy_view)
     cached = unowned_view(x)
     if cached is not None:
         return np.asarray(_Owned(cached, (x, _owners[type(x)](x)))).view(cached.dtype)
@@ -153,7 +151,7 @@ def map_to_numpy(op: ops.Op) -> ops.Op:
 
 
 def map_arrays(op: ops.Op, replace: View) -> ops.Op:
-    """Return `op` with each of its arrays x replaced by `replace(x)`."""
+    """Return `op` with each of its arrays x, also those that hold fields, as `replace(x)`."""
     facts = facts_of(op)
     return facts.replace(op, **{f: _map_value(replace, getattr(op, f)) for f in facts.arrays})
 
@@ -161,4 +159,6 @@ def map_arrays(op: ops.Op, replace: View) -> ops.Op:
 def _map_value(replace: View, xs: ops.Arrays | None) -> object:
     if xs is None:  # Gather and Scatter: only the root has the list
         return None
-    return [replace(x) for x in xs] if isinstance(xs, (list, tuple)) else replace(xs)
+    if isinstance(xs, (list, tuple)):
+        return [_map_value(replace, x) for x in xs]
+    return xs.map(replace) if isinstance(xs, Fields) else replace(xs)

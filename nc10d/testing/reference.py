@@ -25,7 +25,6 @@ import numpy as np
 from nc10d.arrays.dtypes import DType, ElementKind, check_reduce, element_of, reduced_element
 from nc10d.arrays.dtypes import identity as neutral
 from nc10d.arrays.fields import Fields
-from nc10d.arrays.interop import map_arrays
 from nc10d.ops import SUM, Op, ReduceOp
 from nc10d.ops.facts import facts_of, rank_is_in
 from nc10d.ops.operations import Arrays
@@ -121,12 +120,19 @@ def compute(ops: Sequence[Op]) -> None:
     facts, joined = facts_of(ops[0]), list[tuple[Fields, Array]]()
 
     def records(x: Any) -> Any:
+        if isinstance(x, (list, tuple)):
+            return [records(each) for each in x]
         if not isinstance(x, Fields):
             return x
         joined.append((x, x.records()))
         return joined[-1][1]
 
-    given, ops = ops, [map_arrays(op, records) for op in ops]
+    given = ops
+    names = {name: [records(getattr(op, name)) for op in ops] for name in facts.arrays}
+    ops = [
+        facts.replace(op, **{name: each[r] for name, each in names.items()})
+        for r, op in enumerate(ops)
+    ]
     for name, ranks in facts.writes.items():
         for rank, (op, value) in enumerate(zip(ops, _results(ops), strict=True)):
             if value is not None and rank_is_in(ranks, op, rank):

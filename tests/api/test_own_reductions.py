@@ -184,3 +184,15 @@ def test_rank_order_is_all_that_a_fold_depends_on(order: list[int], seeds: list[
     by_hand = np.linalg.multi_dot  # associative, not commutative
     expected = [by_hand([ranks[r]["m"][i] for r in order]) for i in range(3)]
     assert np.array_equal(folded["m"], expected)
+
+
+@pytest.fixture
+def detail() -> Any:
+    level = dist.get_debug_level()
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    yield
+    dist.set_debug_level(level)
+
+
+def test_fields_are_checked_for_races_like_other_arrays(detail: None) -> None:
+    run_ranks(fields, 2)
