@@ -19,21 +19,25 @@ from nc10d.ops.facts import FACTS
 
 
 class Fields:
-    """Arrays, one for each field of `element`; a field that is an array is the last dimension."""
+    """Arrays, one for each field of `element`; a field that is an array is the last dimension.
 
-    __slots__ = ("arrays", "element")
+    `buffers` describe the arrays' memory.
+    """
+
+    __slots__ = ("arrays", "buffers", "element")
 
     def __init__(self, arrays: Sequence[Array], element: RecordType) -> None:
         self.arrays, self.element = tuple(arrays), element
+        self.buffers = [as_buffer(x) for x in self.arrays]
 
     @property
-    def buffers(self) -> list[Buffer]:
-        """Each array's memory."""
-        return [as_buffer(x) for x in self.arrays]
+    def count(self) -> int:
+        """How many records there are."""
+        return self.buffers[0].count // self.element.fields[0].count
 
     def records(self) -> np.ndarray[Any, Any]:
         """Return contiguous records with these fields, copied from arrays in host memory."""
-        whole = np.empty(as_buffer(self).count, self.element.numpy)
+        whole = np.empty(self.count, self.element.numpy)
         self._copy(whole, back=False)
         return whole
 
@@ -87,11 +91,10 @@ def _fields(arrays: Sequence[Array], how: ReduceOp) -> Fields:
 
 
 def _resolve(x: Fields) -> Buffer:
-    buffers, item = x.buffers, x.element.itemsize
-    first, count = buffers[0], buffers[0].count // x.element.fields[0].count
-    writable = all(each.writable for each in buffers)
+    first, count, strides = x.buffers[0], x.count, (x.element.itemsize,)
+    writable = all(each.writable for each in x.buffers)
     return Buffer(
-        first.address, count, x.element, first.device, x, writable, False, (count,), (item,)
+        first.address, count, x.element, first.device, x, writable, False, (count,), strides
     )
 
 
@@ -100,4 +103,4 @@ def parts_of_buffer(x: Buffer) -> list[Buffer]:
     return x.owner.buffers if isinstance(x.owner, Fields) else [x]
 
 
-register(Fields, _resolve, lambda x: as_buffer(x.arrays[0]).device)
+register(Fields, _resolve, lambda x: x.buffers[0].device)

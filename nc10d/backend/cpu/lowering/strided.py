@@ -54,31 +54,29 @@ def _join_fields(lowered: LoweredOp) -> LoweredOp:
     # As for strided arrays, the other way round: a field's array is contiguous, its place among the
     # records is not.
     arrays, outs = list(lowered.arrays), list(lowered.outs)
-    before: list[Step] = []
-    behind: list[Step] = []
+    places: list[tuple[int, bool]] = []
     found = [(i, x) for i, x in enumerate(arrays) if isinstance(x, Buffer)]
     for number, x in found:
         if not isinstance(x.owner, Fields):
             continue
-        records = np.empty(x.nbytes, np.uint8)
-        arrays[number] = records
+        written = number in lowered.outs
+        arrays[number] = records = np.empty(x.nbytes, np.uint8)
         for field, part in zip(x.owner.element.fields, x.owner.buffers, strict=True):
             nbytes = field.count * field.dtype.itemsize
-            place = len(arrays), len(arrays) + 1, len(arrays) + 2
             shape = np.array([nbytes, 1, x.count, x.dtype.itemsize, 0], np.int64)
+            places.append((len(arrays), written))
+            outs += [len(arrays)] * written
             arrays += [part, records[field.offset :], shape]
-            before.append(unpack(place[1], place[0], place[2]))
-            if number in lowered.outs:
-                outs.append(place[0])
-                behind.append(pack(place[0], place[1], place[2]))
-    if not before:
+    if not places:
         return lowered
 
     def build() -> Program:
         inner = lowered.build()
+        before = [unpack(at + 1, at, at + 2) for at, _ in places]
+        behind = [pack(at, at + 1, at + 2) for at, written in places if written]
         return Program(inner.call, (*before, *inner.steps, *behind), len(arrays))
 
-    key = lowered.key, "fields", len(arrays)
+    key = lowered.key, "fields", *places
     return replace(lowered, key=key, arrays=arrays, outs=tuple(outs), build=build, part=None)
 
 
