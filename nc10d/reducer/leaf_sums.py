@@ -1,0 +1,304 @@
+"""Sums over a fixed binary tree of leaves: the same bits on any number of ranks.
+
+An all_reduce adds up what each rank has summed before, so its rounding depends on the number of
+ranks. Here the numbered leaves are the operands, and the tree is fixed (`nc10d.ops.leaf_tree`):
+rank r holds a range of leaves, adds up the largest subtrees inside, and the ranks combine the
+rest in the tree's order. Floats of 8 and 16 bits are added in float32, and rounded once, at the
+root.
+
+What a leaf holds is the caller's affair: a kernel whose own bits depend on the size of its batch,
+or on the number of threads, gives other leaves.
+
+Sources: EasyScale (SC 2023; virtual workers as leaves of a fixed tree), Stelz 2022 (KaMPIng).
+
+How the ranks combine, by the number of subtrees and of bytes:
+
+| case | how |
+|---|---|
+| no order changes a bit: two subtrees, or ints | an all_reduce |
+| few bytes | an all_reduce by BOR of all subtrees, each in a place of its own; each rank combines all |
+| else, window by window | an all_to_all; each rank combines its chunk; an all_gather |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from nc10d.api import registered
+from nc10d.arrays.arguments import Argument, array, check_count, check_disjoint, check_reducible
+from nc10d.arrays.arguments import check_same_type as check_alike
+from nc10d.arrays.dtypes import DType, order_matters, scalar
+from nc10d.backend.polled.flat_buffers import kernel
+from nc10d.group.world import Group, NonMember, group_or_default, warn_non_member
+from nc10d.kernels.reduce import divide_address, kernel_address
+from nc10d.kernels.simd import WIDEN
+from nc10d.ops import AVG, BOR, SUM, Array, ReduceOp
+from nc10d.ops.leaf_tree import join, leaf_plan
+from nc10d.reducer.packing import cast
+
+if TYPE_CHECKING:
+    from nc10d.group.process_group import ProcessGroup
+
+Flat = np.ndarray[Any, np.dtype[Any]]
+_FEW_BYTES = 16 << 10
+"""So many bytes of all ranks' subtrees, or fewer, go to every rank."""
+_WINDOW_BYTES = 1 << 20
+_CALL = "all_reduce_leaves"
+
+
+def all_reduce_leaves(
+    out: Array, mine: Sequence[Array], leaves: int = 8, group: Group = None, op: ReduceOp = SUM
+) -> None:
+    """Write the sum, or average, of numbered arrays to `out` on every rank: `leaves` in all.
+
+    `mine` are this rank's leaves: rank r of n has `len(range(leaves)) / n` in order, and the lower
+    ranks have one more where that is no whole number (`leaf_range`). All have the dtype and number
+    of elements of `out`. The tree of additions is fixed by `leaves`, a power of two: the result has
+    the same bits on 1 to `leaves` ranks, on any hosts and backends. Floats of 8 and 16 bits are
+    added in float32 and rounded once. AVG divides the sum by `leaves`.
+
+        dist.all_reduce_leaves(out, [gradient(i) for i in dist.leaf_range(8)], leaves=8)
+
+    Blocks until all ranks have called. ValueError or TypeError, on this rank and before anything is
+    sent, for arguments that do not fit, another number of arrays, and arrays on devices. ValueError
+    inside a coalescing block. CollectiveMismatch if ranks give different `leaves`, `op` or sizes.
+    """
+    chosen = group_or_default(group)
+    if isinstance(chosen, NonMember):
+        warn_non_member(_CALL, 3)
+        return
+    result, operands = _checked(chosen, out, mine, leaves, op)
+    sums = _sums_for(chosen, leaves, op, scalar(result.buffer.dtype))
+    target = result.buffer.as_numpy()
+    flat = target.reshape(-1) if result.buffer.contiguous else np.empty(target.size, target.dtype)
+    arrays = [np.ascontiguousarray(x.buffer.as_numpy()).reshape(-1) for x in operands]
+    held = HeldSums(sums)
+    for low, high in sums.windows(len(flat)):
+        held.clear()
+        for x in arrays:
+            held.add(x[low:high])
+        sums.reduce(chosen, held.arrays, flat[low:high])
+    if not result.buffer.contiguous:
+        target[...] = flat.reshape(target.shape)
+
+
+def leaf_range(leaves: int, group: Group = None) -> range:
+    """Return the leaves that this rank holds; none for a non-member. See all_reduce_leaves."""
+    chosen = group_or_default(group)
+    if isinstance(chosen, NonMember):
+        return range(0)
+    return leaf_plan(leaves, chosen.rank, chosen.size).mine
+
+
+def _checked(
+    group: ProcessGroup, out: Array, mine: Sequence[Array], leaves: int, op: ReduceOp
+) -> tuple[Argument, list[Argument]]:
+    group.refuse_in_batch(_CALL)
+    plan = leaf_plan(leaves, group.rank, group.size)
+    result = array(_CALL, "out", out, written=True)
+    check_reducible(result, op)
+    if op.kind not in (SUM.kind, AVG.kind):
+        raise ValueError(f"{_CALL}: op must be SUM or AVG, got {op.name}")
+    if not isinstance(mine, (list, tuple)) or len(mine) != len(plan.mine):
+        found = len(mine) if isinstance(mine, (list, tuple)) else type(mine).__name__
+        held = f"leaves {plan.mine.start} to {plan.mine.stop - 1} of {leaves}"
+        raise ValueError(f"{_CALL}: mine must be a list of {len(plan.mine)} arrays, {held}: {found}")
+    operands = [array(_CALL, f"mine[{i}]", x, written=False) for i, x in enumerate(mine)]
+    if result.buffer.device != "cpu":
+        raise TypeError(f"{_CALL}: out is on {result.buffer.device}: leaves are added on the CPU")
+    check_alike([result, *operands])
+    for each in operands:
+        check_count(each, result.buffer.count, "as many as out")
+    check_disjoint([result, *operands])
+    return result, operands
+
+
+class LeafSum:
+    """Sums arrays of `dtype` over a tree, as a rank of `group`; ranks compare `purpose`.
+
+    Subtrees are added in the type `total`, and sent in the type `wire`: the leaves' own, if a
+    subtree is a single leaf on every rank.
+    """
+
+    def __init__(
+        self, group: ProcessGroup, leaves: int, op: ReduceOp, dtype: DType, purpose: str = ""
+    ) -> None:
+        self._size = int(group.size)
+        self.plan = plan = leaf_plan(leaves, group.rank, group.size)
+        self._divides = bool(op.kind.finishes) and leaves > 1
+        self.dtype, self.total = dtype, DType.FLOAT32 if dtype in WIDEN else dtype
+        self.wire = dtype if plan.total == leaves else self.total
+        self._add = kernel(kernel_address("SUM", self.total))
+        self._divide = kernel(divide_address(self.total)) if self._divides else None
+        text = f"{purpose or _CALL} with {leaves} leaves, {op.name}"
+        self._any_order = not order_matters(SUM, self.total, plan.total)
+        self._native = AVG if self._divides and leaves == self._size else SUM
+        self._summing, self._gathering = self._native.meant_for(text), BOR.meant_for(text)
+        self._memory: dict[str, Flat] = {}
+
+    def windows(self, count: int) -> Iterator[tuple[int, int]]:
+        """Yield the windows, (first, end), in which `count` elements are best summed."""
+        each = count
+        if self.total is not self.dtype or self.plan.leaves > self._size or not self._any_order:
+            each = self._window
+        yield from ((low, min(low + each, count)) for low in range(0, count or 1, each or 1))
+
+    @property
+    def _window(self) -> int:
+        return max(1, _WINDOW_BYTES // self.total.itemsize // self._size) * self._size
+
+    def add(self, dst: Flat, a: Flat, b: Flat) -> None:
+        """dst := a + b, of the type `total`; dst may be a or b."""
+        self._add(dst.ctypes.data, a.ctypes.data, b.ctypes.data, dst.nbytes)
+
+    def reduce(self, group: ProcessGroup, parts: Sequence[Flat], out: Flat) -> None:
+        """Combine this rank's subtrees `parts` with the other ranks' into `out`. Blocks."""
+        count = len(out)
+        if self._size == 1:
+            self._finish(parts[0], out, self._divides)
+        elif self._any_order:
+            self._reduce_natively(group, parts, out)
+        else:
+            many = self.plan.total * count * self.wire.itemsize > _FEW_BYTES
+            whole = count - count % self._size if many else 0
+            # The first call compares the ranks' purpose, also where it has no elements.
+            self._exchange_few(group, [x[whole:] for x in parts], out[whole:])
+            for low in range(0, whole, self._window):
+                high = min(whole, low + self._window)
+                self._exchange(group, [x[low:high] for x in parts], out[low:high])
+
+    def _reduce_natively(self, group: ProcessGroup, parts: Sequence[Flat], out: Flat) -> None:
+        # An average of narrow floats is rounded once, so their sum stays in float32.
+        narrow = self.wire is not self.total and not self._divides
+        direct = narrow or self.total is self.dtype
+        x = out if direct else self._scratch(group, "sum", self.total, len(out))
+        if x.dtype == parts[0].dtype:
+            x[...] = parts[0]
+        else:
+            cast(parts[0], x)
+        for part in parts[1:]:
+            self.add(x, x, part)
+        group.all_reduce(x, self._summing)
+        if x is not out or self._divides:
+            self._finish(x, out, self._divides and self._native is SUM)
+
+    def _exchange_few(self, group: ProcessGroup, parts: Sequence[Flat], out: Flat) -> None:
+        # A BOR with zeros gathers subtrees of any number a rank, and compares the purpose.
+        rows = np.zeros((self.plan.total, len(out)), self.wire.numpy)
+        first = sum(map(len, self.plan.parts[: self.plan.rank]))
+        rows[first : first + len(parts)] = parts
+        group.all_reduce(rows.view(np.uint8), self._gathering)
+        if len(out):
+            self._combine(group, list(rows), out)
+
+    def _exchange(self, group: ProcessGroup, parts: Sequence[Flat], out: Flat) -> None:
+        size, most, chunk = self._size, self.plan.most, len(out) // self._size
+        sent = parts[0]
+        if most > 1:
+            sent = self._scratch(group, "sent", self.wire, size * most * chunk)
+            by_rank = sent.reshape(size, most, chunk)
+            for place, part in enumerate(parts):
+                by_rank[:, place] = part.reshape(size, chunk)
+        received = self._scratch(group, "received", self.wire, size * most * chunk)
+        group.all_to_all_single(received, sent)
+        rows = received.reshape(size, most, chunk)
+        held = [row for r, theirs in enumerate(self.plan.parts) for row in rows[r, : len(theirs)]]
+        own = out[self.plan.rank * chunk :][:chunk]
+        self._combine(group, held, own)
+        group.all_gather_into_tensor(out, own)
+
+    def _combine(self, group: ProcessGroup, rows: list[Flat], out: Flat) -> None:
+        """out := the root over all ranks' subtrees, which are overwritten."""
+        if self.wire is not self.total:
+            wide = self._scratch(group, "wide", self.total, len(rows) * len(out))
+            narrow, rows = rows, list(wide.reshape(len(rows), len(out)))
+            for source, row in zip(narrow, rows, strict=True):
+                cast(source, row)
+        target = out if self.total is self.dtype else rows[0]
+        for left, right in self.plan.pairs[:-1]:
+            self.add(rows[left], rows[left], rows[right])
+        self.add(target, rows[0], rows[self.plan.pairs[-1][1]])
+        self._finish(target, out, self._divides)
+
+    def _finish(self, root: Flat, out: Flat, divides: bool) -> None:
+        """out := the root, divided and rounded."""
+        to = out if self.total is self.dtype else root
+        if divides and self._divide is not None:
+            self._divide(to.ctypes.data, root.ctypes.data, self.plan.leaves, to.nbytes)
+            root = to
+        if root.dtype != out.dtype:
+            cast(root, out)
+        elif root is not out:
+            out[...] = root
+
+    def _scratch(self, group: ProcessGroup, name: str, dtype: DType, count: int) -> Flat:
+        """Return memory for a purpose, which the next call for the same purpose overwrites."""
+        nbytes = count * dtype.itemsize
+        found = self._memory.get(name)
+        if found is None or len(found) < nbytes:
+            found = self._memory[name] = registered.empty(nbytes, np.uint8, group)
+        return found[:nbytes].view(dtype.numpy)
+
+
+class HeldSums:
+    """The sums of the subtrees that this rank's leaves have formed so far, as a binary counter."""
+
+    def __init__(self, sums: LeafSum) -> None:
+        self._sums = sums
+        self._nodes: list[range] = []
+        self.arrays: list[Flat] = []
+        """The subtrees' sums, in the tree's order."""
+        self._memory: list[Flat | None] = []
+        """By subtree: the memory of this object's own that has the sum; None: a leaf's."""
+        self._free: list[Flat] = []
+
+    def add(self, leaf: Flat, keep: bool = False) -> None:
+        """Take the next leaf; with `keep`, its memory may change after the call."""
+        sums, count = self._sums, len(leaf)
+        number = sums.plan.mine.start + sum(map(len, self._nodes))
+        x, memory = leaf, None
+        if sums.wire is not sums.dtype:
+            memory = self._take(count)
+            x = memory[:count]
+            cast(leaf, x)
+        for _ in range(join(self._nodes, range(number, number + 1))):
+            left, spare = self.arrays.pop(), memory
+            memory = self._memory.pop()
+            if memory is None:
+                memory, spare = spare, None
+            if memory is None:
+                memory = self._take(count)
+            sums.add(memory[:count], left, x)
+            x = memory[:count]
+            if spare is not None:
+                self._free.append(spare)
+        if keep and memory is None:
+            memory = self._take(count)
+            memory[:count] = leaf
+            x = memory[:count]
+        self.arrays.append(x)
+        self._memory.append(memory)
+
+    def clear(self) -> None:
+        """Forget all leaves."""
+        self._free += [memory for memory in self._memory if memory is not None]
+        self._nodes, self.arrays, self._memory = [], [], []
+
+    def _take(self, count: int) -> Flat:
+        # The first window, or a bucket, is the longest array.
+        return self._free.pop() if self._free else np.empty(count, self._sums.wire.numpy)
+
+
+_sums: WeakKeyDictionary[ProcessGroup, dict[tuple[object, ...], LeafSum]] = WeakKeyDictionary()
+
+
+def _sums_for(group: ProcessGroup, leaves: int, op: ReduceOp, dtype: DType) -> LeafSum:
+    known = _sums.setdefault(group, {})
+    key = leaves, op, dtype
+    if key not in known:
+        known[key] = LeafSum(group, leaves, op, dtype)
+    return known[key]
