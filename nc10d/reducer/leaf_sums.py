@@ -29,9 +29,15 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from nc10d.api import registered
-from nc10d.arrays.arguments import Argument, array, check_count, check_disjoint, check_reducible
-from nc10d.arrays.arguments import check_same_type as check_alike
-from nc10d.arrays.dtypes import DType, order_matters, scalar
+from nc10d.arrays.arguments import (
+    array,
+    check_count,
+    check_disjoint,
+    check_reducible,
+    check_same_type,
+)
+from nc10d.arrays.buffer import as_buffer
+from nc10d.arrays.dtypes import DType, element_of, order_matters, scalar
 from nc10d.backend.polled.flat_buffers import kernel
 from nc10d.group.world import Group, NonMember, group_or_default, warn_non_member
 from nc10d.kernels.reduce import divide_address, kernel_address
@@ -57,7 +63,7 @@ def all_reduce_leaves(
 
     `mine` are this rank's leaves: rank r of n has `len(range(leaves)) / n` in order, and the lower
     ranks have one more where that is no whole number (`leaf_range`). All have the dtype and number
-    of elements of `out`. The tree of additions is fixed by `leaves`, a power of two: the result has
+    of elements of `out`, which may be this rank's only leaf itself. The tree of additions is fixed by `leaves`, a power of two: the result has
     the same bits on 1 to `leaves` ranks, on any hosts and backends. Floats of 8 and 16 bits are
     added in float32 and rounded once. AVG divides the sum by `leaves`.
 
@@ -71,18 +77,25 @@ def all_reduce_leaves(
     if isinstance(chosen, NonMember):
         warn_non_member(_CALL, 3)
         return
-    result, operands = _checked(chosen, out, mine, leaves, op)
-    sums = _sums_for(chosen, leaves, op, scalar(result.buffer.dtype))
-    target = result.buffer.as_numpy()
-    flat = target.reshape(-1) if result.buffer.contiguous else np.empty(target.size, target.dtype)
-    arrays = [np.ascontiguousarray(x.buffer.as_numpy()).reshape(-1) for x in operands]
-    held = HeldSums(sums)
-    for low, high in sums.windows(len(flat)):
-        held.clear()
-        for x in arrays:
-            held.add(x[low:high])
-        sums.reduce(chosen, held.arrays, flat[low:high])
-    if not result.buffer.contiguous:
+    chosen.refuse_in_batch(_CALL)
+    plan = leaf_plan(leaves, chosen.rank, chosen.size)
+    if not isinstance(mine, (list, tuple)) or len(mine) != len(plan.mine):
+        found = len(mine) if isinstance(mine, (list, tuple)) else type(mine).__name__
+        held = f"leaves {plan.mine.start} to {plan.mine.stop - 1} of {leaves}"
+        raise ValueError(f"{_CALL}: mine must be a list of {len(plan.mine)} arrays, {held}: {found}")
+    flat, operands = _plain(out, mine, op) or _checked(out, mine, op)
+    sums = _sums_for(chosen, leaves, op, scalar(element_of(flat.dtype)))
+    if leaves == chosen.size:
+        sums.reduce(chosen, operands, flat)
+    else:
+        held = HeldSums(sums)
+        for low, high in sums.windows(len(flat)):
+            held.clear()
+            for x in operands:
+                held.add(x[low:high])
+            sums.reduce(chosen, held.arrays, flat[low:high])
+    if flat.base is None and flat is not out:  # a copy of an array with gaps
+        target = as_buffer(out).as_numpy()
         target[...] = flat.reshape(target.shape)
 
 
@@ -94,27 +107,35 @@ def leaf_range(leaves: int, group: Group = None) -> range:
     return leaf_plan(leaves, chosen.rank, chosen.size).mine
 
 
-def _checked(
-    group: ProcessGroup, out: Array, mine: Sequence[Array], leaves: int, op: ReduceOp
-) -> tuple[Argument, list[Argument]]:
-    group.refuse_in_batch(_CALL)
-    plan = leaf_plan(leaves, group.rank, group.size)
+def _plain(out: Array, mine: Sequence[Array], op: ReduceOp) -> tuple[Flat, list[Flat]] | None:
+    """Return flat views if all arrays are plain, and nothing is to be said against them."""
+    if not (op is SUM or op is AVG) or type(out) is not np.ndarray or out.dtype.kind not in "fiu":
+        return None
+    for x in mine:
+        alike = type(x) is np.ndarray and x.dtype is out.dtype and x.shape == out.shape
+        if not (alike and x.flags.carray and (x is out or not np.may_share_memory(x, out))):
+            return None
+    if not out.flags.carray or (len(mine) > 1 and any(x is out for x in mine)):
+        return None
+    return out.reshape(-1), [x.reshape(-1) for x in mine]
+
+
+def _checked(out: Array, mine: Sequence[Array], op: ReduceOp) -> tuple[Flat, list[Flat]]:
     result = array(_CALL, "out", out, written=True)
     check_reducible(result, op)
     if op.kind not in (SUM.kind, AVG.kind):
         raise ValueError(f"{_CALL}: op must be SUM or AVG, got {op.name}")
-    if not isinstance(mine, (list, tuple)) or len(mine) != len(plan.mine):
-        found = len(mine) if isinstance(mine, (list, tuple)) else type(mine).__name__
-        held = f"leaves {plan.mine.start} to {plan.mine.stop - 1} of {leaves}"
-        raise ValueError(f"{_CALL}: mine must be a list of {len(plan.mine)} arrays, {held}: {found}")
     operands = [array(_CALL, f"mine[{i}]", x, written=False) for i, x in enumerate(mine)]
     if result.buffer.device != "cpu":
         raise TypeError(f"{_CALL}: out is on {result.buffer.device}: leaves are added on the CPU")
-    check_alike([result, *operands])
+    check_same_type([result, *operands])
     for each in operands:
         check_count(each, result.buffer.count, "as many as out")
-    check_disjoint([result, *operands])
-    return result, operands
+    if len(mine) > 1 or mine[0] is not out:
+        check_disjoint([result, *operands])
+    whole = result.buffer.as_numpy()
+    flat = whole.reshape(-1) if result.buffer.contiguous else np.empty(whole.size, whole.dtype)
+    return flat, [np.ascontiguousarray(x.buffer.as_numpy()).reshape(-1) for x in operands]
 
 
 class LeafSum:
@@ -141,11 +162,9 @@ class LeafSum:
         self._memory: dict[str, Flat] = {}
 
     def windows(self, count: int) -> Iterator[tuple[int, int]]:
-        """Yield the windows, (first, end), in which `count` elements are best summed."""
-        each = count
-        if self.total is not self.dtype or self.plan.leaves > self._size or not self._any_order:
-            each = self._window
-        yield from ((low, min(low + each, count)) for low in range(0, count or 1, each or 1))
+        """Return the windows, (first, end), in which a rank best sums `count` elements."""
+        each = self._window
+        return ((low, min(low + each, count)) for low in range(0, count or 1, each))
 
     @property
     def _window(self) -> int:
@@ -176,10 +195,10 @@ class LeafSum:
         narrow = self.wire is not self.total and not self._divides
         direct = narrow or self.total is self.dtype
         x = out if direct else self._scratch(group, "sum", self.total, len(out))
-        if x.dtype == parts[0].dtype:
-            x[...] = parts[0]
-        else:
+        if x.dtype != parts[0].dtype:
             cast(parts[0], x)
+        elif x is not parts[0]:
+            x[...] = parts[0]
         for part in parts[1:]:
             self.add(x, x, part)
         group.all_reduce(x, self._summing)
