@@ -16,7 +16,7 @@ How the ranks combine, by the number of subtrees and of bytes:
 | case | how |
 |---|---|
 | no order changes a bit: two subtrees, or ints | an all_reduce |
-| few bytes | an all_reduce by BOR of all subtrees, each in a place of its own; each rank combines all |
+| few bytes | an all_reduce by BOR, with a place for each subtree; each rank combines all |
 | else, window by window | an all_to_all; each rank combines its chunk; an all_gather |
 """
 
@@ -61,11 +61,12 @@ def all_reduce_leaves(
 ) -> None:
     """Write the sum, or average, of numbered arrays to `out` on every rank: `leaves` in all.
 
-    `mine` are this rank's leaves: rank r of n has `len(range(leaves)) / n` in order, and the lower
-    ranks have one more where that is no whole number (`leaf_range`). All have the dtype and number
-    of elements of `out`, which may be this rank's only leaf itself. The tree of additions is fixed by `leaves`, a power of two: the result has
-    the same bits on 1 to `leaves` ranks, on any hosts and backends. Floats of 8 and 16 bits are
-    added in float32 and rounded once. AVG divides the sum by `leaves`.
+    `mine` are this rank's leaves, those in `leaf_range(leaves)`, with the dtype and the number of
+    elements of `out`, which may be a rank's only leaf itself. The tree of additions is fixed by
+    `leaves`, a power of two: the result has the same bits on 1 to `leaves` ranks, on any hosts and
+    backends. Floats of 8 and 16 bits are added in float32 and rounded once. AVG divides the sum by
+    `leaves`. Leaves whose own bits depend on the ranks, as by kernels that add up a batch of
+    another size, are not cured.
 
         dist.all_reduce_leaves(out, [gradient(i) for i in dist.leaf_range(8)], leaves=8)
 
@@ -81,8 +82,10 @@ def all_reduce_leaves(
     plan = leaf_plan(leaves, chosen.rank, chosen.size)
     if not isinstance(mine, (list, tuple)) or len(mine) != len(plan.mine):
         found = len(mine) if isinstance(mine, (list, tuple)) else type(mine).__name__
-        held = f"leaves {plan.mine.start} to {plan.mine.stop - 1} of {leaves}"
-        raise ValueError(f"{_CALL}: mine must be a list of {len(plan.mine)} arrays, {held}: {found}")
+        numbers = f"leaves {plan.mine.start} to {plan.mine.stop - 1} of {leaves}"
+        raise ValueError(
+            f"{_CALL}: mine must be a list of {len(plan.mine)} arrays, {numbers}: {found}"
+        )
     flat, operands = _plain(out, mine, op) or _checked(out, mine, op)
     sums = _sums_for(chosen, leaves, op, scalar(element_of(flat.dtype)))
     if leaves == chosen.size:
@@ -100,7 +103,11 @@ def all_reduce_leaves(
 
 
 def leaf_range(leaves: int, group: Group = None) -> range:
-    """Return the leaves that this rank holds; none for a non-member. See all_reduce_leaves."""
+    """Return the numbers of the leaves that this rank holds; none for a non-member.
+
+    Shares are in order and as even as possible; the lower ranks have one more. ValueError unless
+    `leaves` is a power of two, and at least the number of ranks.
+    """
     chosen = group_or_default(group)
     if isinstance(chosen, NonMember):
         return range(0)
@@ -195,11 +202,12 @@ class LeafSum:
         narrow = self.wire is not self.total and not self._divides
         direct = narrow or self.total is self.dtype
         x = out if direct else self._scratch(group, "sum", self.total, len(out))
-        if x.dtype != parts[0].dtype:
-            cast(parts[0], x)
-        elif x is not parts[0]:
-            x[...] = parts[0]
-        for part in parts[1:]:
+        last = parts[-1]  # may be `out` itself
+        if x.dtype != last.dtype:
+            cast(last, x)
+        elif x.ctypes.data != last.ctypes.data:
+            x[...] = last
+        for part in parts[:-1]:  # several subtrees are ints, in any order
             self.add(x, x, part)
         group.all_reduce(x, self._summing)
         if x is not out or self._divides:
@@ -267,7 +275,7 @@ class HeldSums:
     """The sums of the subtrees that this rank's leaves have formed so far, as a binary counter."""
 
     def __init__(self, sums: LeafSum) -> None:
-        self._sums = sums
+        self.sums = sums
         self._nodes: list[range] = []
         self.arrays: list[Flat] = []
         """The subtrees' sums, in the tree's order."""
@@ -277,7 +285,7 @@ class HeldSums:
 
     def add(self, leaf: Flat, keep: bool = False) -> None:
         """Take the next leaf; with `keep`, its memory may change after the call."""
-        sums, count = self._sums, len(leaf)
+        sums, count = self.sums, len(leaf)
         number = sums.plan.mine.start + sum(map(len, self._nodes))
         x, memory = leaf, None
         if sums.wire is not sums.dtype:
@@ -309,7 +317,7 @@ class HeldSums:
 
     def _take(self, count: int) -> Flat:
         # The first window, or a bucket, is the longest array.
-        return self._free.pop() if self._free else np.empty(count, self._sums.wire.numpy)
+        return self._free.pop() if self._free else np.empty(count, self.sums.wire.numpy)
 
 
 _sums: WeakKeyDictionary[ProcessGroup, dict[tuple[object, ...], LeafSum]] = WeakKeyDictionary()
