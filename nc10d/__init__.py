@@ -100,7 +100,6 @@ if TYPE_CHECKING:
     from nc10d.api.queries import is_torchelastic_launched as is_torchelastic_launched
     from nc10d.api.queries import set_timeout as set_timeout
     from nc10d.api.queries import supports_complex as supports_complex
-    from nc10d.api.reduction_decorator import reduction as reduction
     from nc10d.api.registered import empty as empty
     from nc10d.api.registered import from_numpy as from_numpy
     from nc10d.api.registered import zeros as zeros
@@ -160,6 +159,7 @@ if TYPE_CHECKING:
         register_rendezvous_handler as register_rendezvous_handler,
     )
     from nc10d.init_methods.methods import rendezvous as rendezvous
+    from nc10d.kernels.own.reduction_decorator import reduction as reduction
     from nc10d.ops import AVG as AVG
     from nc10d.ops import BAND as BAND
     from nc10d.ops import BOR as BOR
@@ -171,6 +171,17 @@ if TYPE_CHECKING:
     from nc10d.ops import MessageInfo as MessageInfo
     from nc10d.ops import ReduceOp as ReduceOp
     from nc10d.ops import premul_sum as premul_sum
+    from nc10d.ops.ready_made import ARGMAX as ARGMAX
+    from nc10d.ops.ready_made import ARGMIN as ARGMIN
+    from nc10d.ops.ready_made import LAND as LAND
+    from nc10d.ops.ready_made import LOGSUMEXP as LOGSUMEXP
+    from nc10d.ops.ready_made import LOR as LOR
+    from nc10d.ops.ready_made import LXOR as LXOR
+    from nc10d.ops.ready_made import MAXLOC as MAXLOC
+    from nc10d.ops.ready_made import MINLOC as MINLOC
+    from nc10d.ops.ready_made import WELFORD as WELFORD
+    from nc10d.ops.ready_made import softmax_merge as softmax_merge
+    from nc10d.ops.ready_made import topk as topk
     from nc10d.reducer.gradients import SparseGradient as SparseGradient
     from nc10d.reducer.hooks import GradBucket as GradBucket
     from nc10d.reducer.leaf_sums import all_reduce_leaves as all_reduce_leaves
@@ -199,7 +210,6 @@ _NAMES = {
     "api.backend_names": """Backend get_default_backend_for_device is_backend_available
         is_gloo_available is_mpi_available is_nccl_available is_ucc_available
         is_xccl_available""",
-    "api.reduction_decorator": "reduction",
     "api.old_names": """_all_gather_base _broadcast_coalesced _reduce_scatter_base
         all_gather_coalesced all_reduce_coalesced gather_into_tensor reduce_op""",
     "backend.config": "BackendConfig",
@@ -223,6 +233,9 @@ _NAMES = {
     "api.mpi_calls": "iprobe probe sendrecv sendrecv_replace",
     "api.objects": """all_gather_object broadcast_object_list gather_object recv_object_list
         scatter_object_list send_object_list""",
+    "ops.ready_made": """ARGMAX ARGMIN LAND LOGSUMEXP LOR LXOR MAXLOC MINLOC WELFORD softmax_merge
+        topk""",
+    "kernels.own.reduction_decorator": "reduction",
     "ops": "AVG BAND BOR BXOR MAX MIN PRODUCT SUM MessageInfo ReduceOp premul_sum",
     "api.batch_p2p": "P2POp batch_isend_irecv irecv isend recv send",
     "api.queries": """_coalescing_manager coalescing_manager default_pg_timeout

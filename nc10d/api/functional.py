@@ -9,7 +9,7 @@ Common to all calls; names and meanings are those of torch.distributed's functio
 - Results are AsyncCollectiveArrays: a call does not block, and its result waits when it is first
   used. Until then the input must not be changed; all_reduce and broadcast copy their input, so
   theirs may be.
-- `reduce_op` is a name in upper or lower case ("sum", "avg", "product", ...), or a ReduceOp.
+- `reduce_op` is a name in upper or lower case ("sum", "avg", "sum.ordered", ...), or a ReduceOp.
 - `group` is a ProcessGroup, None for the default group, a one-dimensional DeviceMesh, (mesh,
   dimension), a list of global ranks, or a list of such lists: then it is the list with my rank. A
   group for listed ranks is made by its members alone, and used again in later calls. A `tag`
@@ -38,6 +38,7 @@ from nc10d.group.new_group import new_group
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import current_world, group_or_default
 from nc10d.ops import Array, ReduceOp
+from nc10d.ops.reductions import own_kind
 from nc10d.work import Work
 
 Ranks = Sequence[int] | Sequence[Sequence[int]]
@@ -224,15 +225,20 @@ def _group_of_ranks(ranks: list[int], tag: str) -> ProcessGroup:
 
 
 def reduction(reduce_op: str | ReduceOp) -> ReduceOp:
-    """Return the reduction for a name in upper or lower case; ValueError for an unknown one."""
+    """Return the reduction for a name in upper or lower case; ValueError for an unknown one.
+
+    The name may end with ".ordered". One's own reduction has the name that ranks compare.
+    """
     if isinstance(reduce_op, ReduceOp):
         return reduce_op
-    if not isinstance(reduce_op, str) or reduce_op.upper() not in _NAMES:
+    name = reduce_op.removesuffix(".ordered") if isinstance(reduce_op, str) else ""
+    kind = own_kind(name)
+    if kind is None and name.upper() not in _NAMES:
         known = ", ".join(name.lower() for name in _NAMES)
         advice = advice_for(reduce_op)
         raise ValueError(f"unknown reduction {reduce_op!r}{advice or f'; known: {known}'}")
-    found: ReduceOp = getattr(ops, reduce_op.upper())
-    return found
+    found: ReduceOp = getattr(ops, name.upper()) if kind is None else ReduceOp(kind)
+    return found if name == reduce_op else found.ordered
 
 
 def _dim(x: Array, dim: int) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from nc10d import ops
+from nc10d.arrays.fields import Fields
 from nc10d.ops.facts import facts_of, rank_is_in
 
 
@@ -53,4 +54,7 @@ def _used(op: ops.Op, where: Mapping[str, str], rank: int) -> list[ops.Array]:
 
 
 def _flat(value: object) -> Sequence[ops.Array]:
-    return value if isinstance(value, (list, tuple)) else () if value is None else (value,)
+    values = value if isinstance(value, (list, tuple)) else () if value is None else (value,)
+    if values and type(values[0]) is Fields:
+        return [x for fields in values for x in fields.arrays]
+    return values

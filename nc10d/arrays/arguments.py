@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 from nc10d.arrays.buffer import Buffer, as_buffer, overlap
-from nc10d.arrays.dtypes import check_reduce, reduced_element
+from nc10d.arrays.dtypes import check_reduce, identity, reduced_element
+from nc10d.arrays.fields import Fields, parts_of_buffer
 from nc10d.arrays.op_advice import advice_for
 from nc10d.ops import Recv, ReduceOp, Send
 
@@ -46,9 +47,11 @@ def array(call: str, name: str, x: object, *, written: bool) -> Argument:
         message = f"{call}: {name} is written, so it must not be read-only"
         copies = "np.array(x), or bytearray(x) for bytes"
         raise ValueError(f"{message}: pass a copy, {copies}")
-    if written and found.buffer.repeats:
+    if written and any(part.repeats for part in parts_of_buffer(found.buffer)):
         message = f"{call}: {name} is written, so its elements must not share memory"
         raise ValueError(f"{message} (it is a broadcast view or a sliding window)")
+    if isinstance(x, Fields):
+        check_disjoint(_parts(found))
     return found
 
 
@@ -65,8 +68,11 @@ def arrays(
 _HAVE_OUT = {"all_reduce", "reduce"}
 
 
-def check_reducible(x: Argument, op: ReduceOp) -> None:
-    """Raise TypeError unless the dtype of `x` supports the reduction `op`."""
+def check_reducible(x: Argument, op: ReduceOp, neutral: bool = False) -> None:
+    """Raise TypeError unless the dtype of `x` supports the reduction `op`.
+
+    With `neutral` the reduction must also have an identity.
+    """
     if not isinstance(op, ReduceOp):
         found = f"{op!r}{advice_for(op)}"
         if hasattr(op, "shape"):  # mpi4py's calls have an array for the result there
@@ -77,7 +83,8 @@ def check_reducible(x: Argument, op: ReduceOp) -> None:
         raise TypeError(f"{x.call}: op must be a ReduceOp such as ReduceOp.SUM, got {found}")
     try:
         row = x.buffer.shape[-1] if x.buffer.shape else 1
-        check_reduce(reduced_element(x.buffer.dtype, op, row), op)
+        element = reduced_element(x.buffer.dtype, op, row)
+        identity(element, op) if neutral else check_reduce(element, op)
     except TypeError as error:
         raise TypeError(f"{x.call}: {error}") from error
 
@@ -230,7 +237,8 @@ def check_disjoint(arguments: Sequence[Argument], elements: Sequence[int] = ()) 
     """
     # Sorted by address, so that only arguments whose spans overlap are compared exactly.
     both = zip(arguments, elements or range(len(arguments)), strict=True)
-    given = [pair for pair in both if pair[0].buffer.count]
+    each = [(part, element) for x, element in both for part in _parts(x)]
+    given = [pair for pair in each if pair[0].buffer.count]
     ordered = sorted(given, key=lambda pair: pair[0].buffer.span)
     for index, (x, element) in enumerate(ordered):
         end = x.buffer.span[1]
@@ -239,6 +247,11 @@ def check_disjoint(arguments: Sequence[Argument], elements: Sequence[int] = ()) 
                 break
             if element != other and (x.written or y.written) and overlap(x.buffer, y.buffer):
                 raise ValueError(f"{x.call}: {x.name} and {y.name} must not share memory")
+
+
+def _parts(x: Argument) -> list[Argument]:
+    parts = parts_of_buffer(x.buffer)
+    return [x] if parts[0] is x.buffer else [replace(x, buffer=part) for part in parts]
 
 
 def each_once(call: str, name: str, xs: Sequence[object]) -> list[Any]:

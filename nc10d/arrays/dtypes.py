@@ -133,6 +133,7 @@ class RecordType:
 
 ElementType: TypeAlias = DType | RecordType
 _RECORDS: dict[np.dtype[Any], RecordType] = {}
+_BY_CODE: dict[int, ElementType] = {dtype.code: dtype for dtype in DType}
 
 
 def element_of(dtype: np.dtype[Any]) -> ElementType:
@@ -141,6 +142,11 @@ def element_of(dtype: np.dtype[Any]) -> ElementType:
     if found is not None:
         return found
     return _recognise(dtype) if dtype.names is None else _RECORDS.setdefault(dtype, _record(dtype))
+
+
+def element_by_code(code: int) -> ElementType | None:
+    """Return the element type with this code, None if this process has met no such records."""
+    return _BY_CODE.get(code)
 
 
 def _record(dtype: np.dtype[Any]) -> RecordType:
@@ -162,7 +168,8 @@ def _record(dtype: np.dtype[Any]) -> RecordType:
     label = _label(dtype, fields, bool(rest))
     digest = hashlib.blake2b(repr((label, fields, dtype.itemsize)).encode(), digest_size=7)
     code = int.from_bytes(digest.digest(), "little") | 1 << 56  # apart from every DType's
-    return RecordType(dtype, tuple(fields), tuple(rest), label, code)
+    made = RecordType(dtype, tuple(fields), tuple(rest), label, code)
+    return _BY_CODE.setdefault(code, made)  # type: ignore[return-value]
 
 
 def _label(dtype: np.dtype[Any], fields: list[RecordField], has_rest: bool) -> str:
@@ -229,7 +236,7 @@ def reduced_element(dtype: ElementType, op: ReduceOp, row: int = 1) -> ElementTy
     A reduction of one's own may see a row of numbers as a record; TypeError for other arrays.
     """
     own = op.pairwise.own
-    return dtype if own is None else element_of(own.element(dtype.numpy, row))
+    return dtype if own is None else element_of(own.element((dtype.numpy, row)))
 
 
 def check_reduce(dtype: ElementType, op: ReduceOp) -> None:

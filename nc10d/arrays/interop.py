@@ -20,6 +20,7 @@ import numpy as np
 from nc10d import ops
 from nc10d.arrays import buffer
 from nc10d.arrays.access import arrays_of
+from nc10d.arrays.fields import Fields
 from nc10d.ops.facts import facts_of
 
 View = Callable[[Any], ops.Array]
@@ -90,6 +91,8 @@ def numpy_view(x: ops.Array) -> ops.Array:
     # An ndarray is returned unchanged. If `x` is no array, the argument checks will say so.
     if isinstance(x, np.ndarray):
         return x
+    if isinstance(x, Fields):
+        return x.map(numpy_view)
     cached = unowned_view(x)
     if cached is not None:
         return np.asarray(_Owned(cached, (x, _owners[type(x)](x)))).view(cached.dtype)

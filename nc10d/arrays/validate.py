@@ -34,7 +34,8 @@ def validate(op: ops.Op, rank: int, size: int) -> ops.Op:
 
 def _in_place(op: Any, rank: int, size: int) -> None:
     """Check an in-place reduction over every rank's array."""
-    args.check_reducible(args.array(name_of(op), "tensor", op.x, written=True), op.op)
+    x = args.array(name_of(op), "tensor", op.x, written=True)
+    args.check_reducible(x, op.op, getattr(op, "identity", False))
 
 
 def _reduce(op: ops.Reduce, rank: int, size: int) -> None:

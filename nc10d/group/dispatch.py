@@ -17,6 +17,7 @@ import numpy as np
 
 from nc10d.arrays.arguments import check_probe
 from nc10d.arrays.buffer import device_type
+from nc10d.arrays.fields import with_fields
 from nc10d.arrays.interop import lend, map_to_numpy, unowned_views, use_unowned_views
 from nc10d.arrays.validate import validate
 from nc10d.backend.backend_table import BackendTable
@@ -280,8 +281,13 @@ class Dispatcher(Collectives, PointToPoint):
         """Run `op`, or add it to this thread's open block; `array` is any array in it."""
         # The CPU's backend gets NumPy views of other libraries' arrays, see arrays.interop.
         facts = FACTS[type(op)]
-        if facts.reduces and type(getattr(op, "op", None)) is not ReduceOp:
-            validate(op, self.rank, self.size)
+        given = op
+        if facts.reduces:
+            if type(getattr(op, "op", None)) is not ReduceOp:
+                validate(op, self.rank, self.size)
+            if type(array) is tuple:
+                op = with_fields(op)
+                array = getattr(op, facts.arrays[0])
         batch = self._batches.get(get_ident()) if self._batches else None
         if (
             batch is not None
@@ -308,8 +314,8 @@ class Dispatcher(Collectives, PointToPoint):
             if lent is not None:
                 self._stranded.append(lent)
             raise
-        if work is not None and seen is not op:
-            work.ops = (op,)  # the caller sees its own arrays in the results
+        if work is not None and seen is not given:
+            work.ops = (given,)  # the caller sees its own arrays in the results
         return work
 
     def launch(

@@ -20,7 +20,7 @@ from nc10d.kernels import simd
 from nc10d.kernels.cache import address_of
 from nc10d.kernels.combine import Combine, canonical, combine, parts, unsigned
 from nc10d.kernels.loops import Prepare, binary_kernel, unary_kernel, wide_bytes
-from nc10d.kernels.own_reduce import own_kernel
+from nc10d.kernels.own.own_reduce import own_kernel
 from nc10d.kernels.simd import Builder, Value
 from nc10d.ops import ReduceOp
 from nc10d.ops.reductions import EXAMPLES, kind_named, step_named

@@ -1,8 +1,8 @@
 """A reduction of one's own: a Python function of two elements, as data.
 
 An `OwnReduction` names the functions, the elements that they are for, and a digest that ranks
-compare. Nothing is compiled here (`nc10d.kernels.own_reduce` does), and the functions are frozen:
-what they close over, and the globals that they read, are copied when the reduction is made.
+compare. Nothing is compiled here (`nc10d.kernels.own` does). The functions are frozen: what they
+close over, and the globals that they read, are copied when the reduction is made.
 """
 
 from __future__ import annotations
@@ -18,8 +18,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 Function: TypeAlias = Callable[..., Any]
-Elements: TypeAlias = Callable[[np.dtype[Any], int], np.dtype[Any] | None]
-"""From an array's dtype and last dimension to the dtype of an element; None if it fits none."""
+Place: TypeAlias = tuple[np.dtype[Any], int]
+"""An array's dtype and last dimension."""
+Elements: TypeAlias = Callable[..., np.dtype[Any] | None]
+"""From an array's Place, or those of several arrays with a field each, to the dtype of an element.
+
+None if the reduction takes no such arrays.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,47 +43,76 @@ class OwnReduction:
     digest: str
     where: str
 
-    def element(self, dtype: np.dtype[Any], row: int) -> np.dtype[Any]:
-        """Return the dtype of the elements in an array whose last dimension is `row`.
+    def element(self, *places: Place) -> np.dtype[Any]:
+        """Return the dtype of the elements in an array, or in several with a field each.
 
         TypeError for arrays that the reduction does not take.
         """
-        found = self.elements(dtype, row)
+        found = self.elements(*places)
         if found is None:
-            raise TypeError(f"{self.name} reduces {self.takes}, not arrays of {dtype}")
+            given = " and ".join(f"{dtype} (last dimension {last})" for dtype, last in places)
+            raise TypeError(f"{self.name} reduces {self.takes}, not arrays of {given}")
         return found
 
 
 def own_reduction(
-    functions: dict[str, Function], elements: Elements, takes: str, identity: Any, key: object
+    functions: dict[str, Function],
+    elements: Elements,
+    takes: str,
+    identity: Any,
+    key: object,
+    name: str = "",
 ) -> OwnReduction:
     """Return the reduction by `functions`, frozen; `key` is part of the digest.
 
-    TypeError if a function reads a value that ranks can't compare.
+    Without a name the reduction has that of its step. TypeError if a function reads a value that
+    ranks can't compare.
     """
-    frozen = {part: _frozen(function) for part, function in functions.items()}
+    made: list[FunctionType] = []
+    frozen = {part: _frozen(function, made) for part, function in functions.items()}
     text = repr((key, identity, sorted((p, _function_text(f)) for p, f in frozen.items())))
     digest = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
-    for function in frozen.values():
+    for number, function in enumerate(made):
         # A name in memory: object files that are loaded side by side share a table of symbols.
-        function.__qualname__ = f"{function.__name__}_{digest}"
+        function.__qualname__ = f"{function.__name__}_{digest}_{number}"
     code = frozen["step"].__code__
     where = f"{Path(code.co_filename).name}:{code.co_firstlineno}"
-    return OwnReduction(
-        frozen["step"].__name__, dict(frozen), elements, takes, identity, digest, where
-    )
+    name = name or frozen["step"].__name__
+    return OwnReduction(name, dict(frozen), elements, takes, identity, digest, where)
 
 
-def _frozen(function: Any) -> FunctionType:
-    """Return a copy with cells and globals of its own; TypeError unless this is plain Python."""
+def _frozen(function: Any, made: list[FunctionType]) -> FunctionType:
+    """Return a copy that no later change reaches; TypeError unless this is a Python function.
+
+    Adds the copy, and those of the functions that it calls, to `made`.
+    """
     if not isinstance(function, FunctionType):
         raise TypeError(f"a reduction is a Python function, got {function!r}")
-    seen = inspect.getclosurevars(function)
-    names = {**seen.globals, "__builtins__": function.__globals__.get("__builtins__")}
-    names["__name__"] = function.__globals__.get("__name__")
-    cells = tuple(CellType(cell.cell_contents) for cell in function.__closure__ or ())
-    copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__, cells)
-    copy.__kwdefaults__ = function.__kwdefaults__
+    copy = copied(function, lambda called: _frozen(called, made))
+    made.append(copy)
+    return copy
+
+
+def copied(function: FunctionType, replace: Callable[[FunctionType], Any]) -> FunctionType:
+    """Return a copy of a function with globals and cells of its own.
+
+    The functions that it calls are replaced by `replace(called)`.
+    """
+    names = {name: function.__globals__.get(name) for name in ("__builtins__", "__name__")}
+    cells = tuple(CellType() for _ in function.__closure__ or ())
+    code = function.__code__
+    copy = FunctionType(code, names, function.__name__, function.__defaults__, cells)
+    copy.__qualname__, copy.__kwdefaults__ = function.__qualname__, function.__kwdefaults__
+
+    def kept(value: Any) -> Any:
+        if value is function:
+            return copy
+        return replace(value) if isinstance(value, FunctionType) else value
+
+    seen = inspect.getclosurevars(function).globals
+    names.update({name: kept(value) for name, value in seen.items()})
+    for cell, old in zip(cells, function.__closure__ or (), strict=True):
+        cell.cell_contents = kept(old.cell_contents)
     return copy
 
 

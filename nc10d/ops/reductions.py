@@ -100,6 +100,11 @@ def kind_named(name: str) -> ReductionKind:
     return _BY_NAME.get(name) or _own_kinds[name]
 
 
+def own_kind(name: str) -> ReductionKind | None:
+    """Return the kind of one's own with this name, while it is in use."""
+    return _own_kinds.get(name)
+
+
 def step_named(name: str) -> Pairwise:
     """Return the pairwise step with this name; KeyError if there is none."""
     return PAIRWISE.get(name) or _own_kinds[name].pairwise

@@ -24,6 +24,8 @@ import numpy as np
 
 from nc10d.arrays.dtypes import DType, ElementKind, check_reduce, element_of, reduced_element
 from nc10d.arrays.dtypes import identity as neutral
+from nc10d.arrays.fields import Fields
+from nc10d.arrays.interop import map_arrays
 from nc10d.ops import SUM, Op, ReduceOp
 from nc10d.ops.facts import facts_of, rank_is_in
 from nc10d.ops.operations import Arrays
@@ -116,11 +118,23 @@ def same_bits(x: Array, y: Array) -> bool:
 
 def compute(ops: Sequence[Op]) -> None:
     """Run a collective: `ops[r]` is rank r's operation."""
-    facts = facts_of(ops[0])
+    facts, joined = facts_of(ops[0]), list[tuple[Fields, Array]]()
+
+    def records(x: Any) -> Any:
+        if not isinstance(x, Fields):
+            return x
+        joined.append((x, x.records()))
+        return joined[-1][1]
+
+    given, ops = ops, [map_arrays(op, records) for op in ops]
     for name, ranks in facts.writes.items():
         for rank, (op, value) in enumerate(zip(ops, _results(ops), strict=True)):
             if value is not None and rank_is_in(ranks, op, rank):
                 _assign_all(getattr(op, name), value)
+    written = [id(getattr(op, name)) for op in given for name in facts.writes]
+    for fields, whole in joined:
+        if id(fields) in written:
+            fields.assign(whole)
 
 
 def assign(out: Any, value: Any) -> None:
@@ -221,8 +235,8 @@ def own_results(function: Callable[..., Any], *arrays: Array) -> Array:
             given = [x[i] for x in wide]
             room = [flat.view(np.recarray)[i]] if writes else []
             result = function(*given, *room)
-            if not writes:
-                flat[i] = result
+            if not writes:  # rounded as the compiled function's result: to float32 first
+                flat[i] = result if flat.dtype.names else np.asarray(result, wide[0].dtype)
     return flat.reshape(out.shape)
 
 

@@ -267,3 +267,27 @@ LOSING = {
 def test_a_message_below_vmap_is_refused(alone):
     with pytest.raises(TypeError, match="send has no meaning below vmap"):
         torch.vmap(lambda x: F.send(x, 0))(torch.ones(2, 3))
+
+
+@dist.reduction("f4")
+def halved_difference(a, b):
+    return (a - b) / 2
+
+
+NAMED = [halved_difference, dist.ARGMAX, dist.SUM.ordered, dist.premul_sum(0.5).ordered]
+
+
+def by_each(x, op):
+    return F.all_reduce(x * 2, op) + 1
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("op", NAMED, ids=lambda op: op.name)
+def test_a_graph_has_a_reduction_by_its_name(op):
+    torch._dynamo.reset()
+    shape = (3, 2) if op is dist.ARGMAX else (4,)
+    x = torch.arange(6.0).reshape(3, 2) if op is dist.ARGMAX else torch.arange(4.0)
+    x = x.reshape(shape) * (dist.get_rank() + 1)
+    compiled = torch.compile(by_each, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(x, op), by_each(x, op))
+    assert torch.equal(compiled(x, op), by_each(x, op)), "again, without tracing"

@@ -16,6 +16,7 @@ import numpy as np
 
 from nc10d.arrays.buffer import Buffer, as_buffer
 from nc10d.arrays.dtypes import ElementType, reduced_element
+from nc10d.arrays.fields import Fields
 from nc10d.kernels.reduce import address
 from nc10d.ops import SUM, Array, ReduceOp
 from nc10d.ops.operations import Arrays
@@ -88,6 +89,11 @@ class OpBuffers:
         buffer = as_buffer(x)
         if buffer.contiguous:
             return _flat_buffer(buffer, op)
+        if isinstance(x, Fields):
+            records = x.records()
+            if written:
+                self._copies_back.append(lambda: x.assign(records))
+            return self._own(records)
         view = buffer.as_numpy()
         copy = np.ascontiguousarray(view)
         if written:
@@ -100,13 +106,19 @@ class OpBuffers:
             flat = self.contiguous(arrays, written, op)
             return flat, [flat.count // size] * size
         buffers = [as_buffer(x) for x in arrays]
-        views = [buffer.as_numpy() for buffer in buffers]
-        whole = np.concatenate([view.reshape(-1) for view in views])
+        views = [
+            x.records() if isinstance(x, Fields) else buffer.as_numpy()
+            for x, buffer in zip(arrays, buffers, strict=True)
+        ]
+        # np.concatenate would drop the bytes between a record's fields.
+        whole = np.empty(sum(view.size for view in views), views[0].dtype)
+        _copy_chunks(whole, views, back=False)
         if written:
-            self._copies_back.append(lambda: _copy_chunks_back(whole, views))
-        own = self._own(whole.reshape(-1, *views[0].shape[-1:]), op)
-        item = own.dtype.itemsize
-        return own, [buffer.nbytes // item for buffer in buffers]
+            self._copies_back.append(lambda: _copy_chunks(whole, views, back=True))
+        first = buffers[0]
+        element = reduced_element(first.dtype, op, first.shape[-1] if first.shape else 1)
+        own = self._own(whole.view(element.numpy))
+        return own, [buffer.nbytes // element.itemsize for buffer in buffers]
 
     def scratch(self, count: int, dtype: ElementType) -> FlatBuffer:
         """Return uninitialised memory for `count` elements."""
@@ -128,10 +140,14 @@ def _flat_buffer(buffer: Buffer, op: ReduceOp) -> FlatBuffer:
     return FlatBuffer(buffer.address, count, element, buffer.device, buffer.owner)
 
 
-def _copy_chunks_back(whole: np.ndarray[Any, Any], views: Sequence[np.ndarray[Any, Any]]) -> None:
+def _copy_chunks(
+    whole: np.ndarray[Any, Any], views: Sequence[np.ndarray[Any, Any]], back: bool
+) -> None:
+    """Copy arrays to consecutive chunks, or the chunks back to them."""
     first = 0
     for view in views:
-        np.copyto(view, whole[first : first + view.size].reshape(view.shape))
+        chunk = whole[first : first + view.size].reshape(view.shape)
+        np.copyto(*((view, chunk) if back else (chunk, view)))
         first += view.size
 
 

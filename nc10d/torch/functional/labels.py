@@ -151,23 +151,26 @@ def _of_adapters(name: str) -> ProcessGroup:
 
 
 def spelled(reduce_op: str | ReduceOp) -> str:
-    """Return a reduction's name in a graph: "sum", "premul_sum(0.5)"."""
-    if isinstance(reduce_op, ReduceOp):
-        name = reduce_op.kind.name.lower()
-        return name if reduce_op.factor is None else f"{name}({reduce_op.factor!r})"
-    return checked_name(reduce_op)
+    """Return a reduction's name in a graph: "sum", "premul_sum(0.5)", "sum.ordered"."""
+    if not isinstance(reduce_op, ReduceOp):
+        return checked_name(reduce_op)
+    kind = reduce_op.kind
+    name = kind.compared if kind.number < 0 else kind.name.lower()
+    if reduce_op.factor is not None:
+        name = f"{name}({reduce_op.factor!r})"
+    return f"{name}.ordered" if reduce_op.by_rank and kind.number >= 0 else name
 
 
 def checked_name(name: str) -> str:
-    """Return a reduction's name in lower case; ValueError for an unknown name."""
-    reduction(name)
-    return str(name).lower()
+    """Return a reduction's name as `spelled` has it; ValueError for an unknown name."""
+    return spelled(reduction(name))
 
 
 def reduction(name: str) -> ReduceOp:
     """Return the reduction with this name."""
     if isinstance(name, str) and name.startswith(_PREMUL_SUM):
-        return premul_sum(float(name[len(_PREMUL_SUM) : -1]))
+        found = premul_sum(float(name[len(_PREMUL_SUM) : name.index(")")]))
+        return found.ordered if name.endswith(".ordered") else found
     return functional.reduction(name)
 
 

@@ -111,7 +111,7 @@ def composed_arrays(f: Array, g: Array) -> Array:
 
 
 OWN = ReduceOp(
-    kind_of_own(own_reduction({"step": composed}, lambda dtype, row: AFFINE, "maps", None, 0))
+    kind_of_own(own_reduction({"step": composed}, lambda place: AFFINE, "maps", None, 0))
 )
 """The composition of affine maps: associative, not commutative."""
 PAIR[OWN.pairwise.name] = composed_arrays

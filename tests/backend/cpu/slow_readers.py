@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-from nc10d.backend.cpu.lowering.lower import LoweredOp, ProgramCache, _kernel_address
+from nc10d.arrays.dtypes import DType
+from nc10d.backend.cpu.lowering.lower import LoweredOp, ProgramCache, resolve
 from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.cpu.program.linker import Linked, link
 from nc10d.backend.cpu.program.program import Kernel, Step, StepKind, staging
@@ -30,7 +31,7 @@ def slow_reader(kind: str) -> Callable[[ProgramCache, LoweredOp], Linked]:
     return linked
 
 
-REST = Kernel("REST", "-")
+REST = Kernel("REST", DType.UINT8)
 released = threading.Event()
 reading = threading.Event()
 left = threading.Event()
@@ -45,4 +46,4 @@ def rest(*_: int) -> None:
 def address_of(kernel: Kernel) -> int:
     if kernel is REST:
         return int(ctypes.cast(rest, ctypes.c_void_p).value or 0)
-    return _kernel_address(kernel)
+    return resolve(kernel)

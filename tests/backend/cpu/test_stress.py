@@ -15,9 +15,10 @@ from numba import cfunc, types
 from traffic import COLLECTIVES, Traffic
 
 import nc10d as dist
+from nc10d.arrays.dtypes import DType
 from nc10d.backend.cpu import context
 from nc10d.backend.cpu.engine.cpu_policy import WaitPolicy
-from nc10d.backend.cpu.lowering.lower import LoweredOp, ProgramCache, _kernel_address
+from nc10d.backend.cpu.lowering.lower import LoweredOp, ProgramCache, resolve
 from nc10d.backend.cpu.lowering.prepared_cache import PreparedCache
 from nc10d.backend.cpu.membership import formation
 from nc10d.backend.cpu.native import offsets as at
@@ -102,11 +103,11 @@ def rest(dst: int, src: int, microseconds: int, nbytes: int) -> None:
     _usleep(microseconds)
 
 
-PAUSE = Kernel("PAUSE", "-")
+PAUSE = Kernel("PAUSE", DType.UINT8)
 
 
 def address_of(kernel: Kernel) -> int:
-    return int(rest.address) if kernel is PAUSE else _kernel_address(kernel)
+    return int(rest.address) if kernel is PAUSE else resolve(kernel)
 
 
 class Tampering(threading.local):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nc10d.arrays.call_info import beyond_text
-from nc10d.arrays.dtypes import DType
+from nc10d.arrays.dtypes import element_by_code
 from nc10d.backend.cpu.bootstrap.rank_info import RankInfo
 from nc10d.backend.cpu.context import Context
 from nc10d.backend.cpu.control.group_control import GroupControl
@@ -33,7 +33,6 @@ from nc10d.errors import CollectiveMismatch, CollectiveTimeout, DistError, PeerL
 from nc10d.ops import Op, Recv, Send
 from nc10d.ops.facts import name_of
 
-_DTYPES = {dtype.code: dtype for dtype in DType}
 ENDING = "its program ends"
 """The reason when a rank leaves at its program's end. Soon the exit code tells more."""
 _MOST_LINKS = 4
@@ -327,12 +326,14 @@ def _message_name(channel: Channel) -> str:
 
 
 def _label(code: int) -> str:
-    return _DTYPES[code].label if code in _DTYPES else "bytes"
+    found = element_by_code(code)
+    return "bytes" if found is None else found.label
 
 
 def message_in_words(peer: int | None, tag: int, nbytes: int, code: int, *, sending: bool) -> str:
     """Return the text for the send or recv that has passed a message."""
-    count = nbytes // _DTYPES[code].itemsize if code in _DTYPES else nbytes
+    found = element_by_code(code)
+    count = nbytes if found is None else nbytes // found.itemsize
     name, whom = ("send", "dst") if sending else ("recv", "src")
     return f"{name}(dtype={_label(code)}, count={count}, {whom}={peer}, tag={tag})"
 

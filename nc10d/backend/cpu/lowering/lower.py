@@ -293,10 +293,11 @@ class ProgramCache:
                 self._linked.clear()
             program = lowered.build()
             size, room = self.shape.local.size, self._scratch.room
-            found = link(program, size, at.C_TABLES, _address, room)
+            found = link(program, size, at.C_TABLES, resolve, room)
             self._linked[lowered.key] = found
         return found
 
 
-def _address(kernel: Kernel) -> int:
+def resolve(kernel: Kernel) -> int:
+    """Return a kernel's address; may block to compile."""
     return address(kernel.kind, kernel.dtype)

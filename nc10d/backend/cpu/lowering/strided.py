@@ -1,5 +1,7 @@
 """Strided arrays: a program works on a contiguous copy, made and written back by its own steps.
 
+Records whose fields lie in arrays of their own are copied in the same way, field by field.
+
 The copies are steps in the program, and so keep the program's order: in a batch, an operation on a
 slice sees the results of earlier operations on the array, and later operations see its own.
 """
@@ -13,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nc10d.arrays.buffer import Buffer
+from nc10d.arrays.fields import Fields
 from nc10d.backend.cpu.lowering.lower import LoweredOp, StridedArray
 from nc10d.backend.cpu.native import prepared_calls as plain
 from nc10d.backend.cpu.program.program import Program, Step
@@ -23,6 +26,7 @@ Words = npt.NDArray[np.int64]
 
 def make_contiguous(lowered: LoweredOp) -> LoweredOp:
     """Return a lowered operation whose program works on contiguous arrays only."""
+    lowered = _join_fields(lowered)
     found = [i for i, x in enumerate(lowered.arrays) if isinstance(x, Buffer) and not x.contiguous]
     if not found:
         return lowered
@@ -43,6 +47,39 @@ def make_contiguous(lowered: LoweredOp) -> LoweredOp:
 
     key = lowered.key, *found
     return replace(lowered, key=key, arrays=arrays, build=build, strided=tuple(strided))
+
+
+def _join_fields(lowered: LoweredOp) -> LoweredOp:
+    """Return a lowered operation that copies fields to contiguous records, and back."""
+    # As for strided arrays, the other way round: a field's array is contiguous, its place among the
+    # records is not.
+    arrays, outs = list(lowered.arrays), list(lowered.outs)
+    before: list[Step] = []
+    behind: list[Step] = []
+    found = [(i, x) for i, x in enumerate(arrays) if isinstance(x, Buffer)]
+    for number, x in found:
+        if not isinstance(x.owner, Fields):
+            continue
+        records = np.empty(x.nbytes, np.uint8)
+        arrays[number] = records
+        for field, part in zip(x.owner.element.fields, x.owner.buffers, strict=True):
+            nbytes = field.count * field.dtype.itemsize
+            place = len(arrays), len(arrays) + 1, len(arrays) + 2
+            shape = np.array([nbytes, 1, x.count, x.dtype.itemsize, 0], np.int64)
+            arrays += [part, records[field.offset :], shape]
+            before.append(unpack(place[1], place[0], place[2]))
+            if number in lowered.outs:
+                outs.append(place[0])
+                behind.append(pack(place[0], place[1], place[2]))
+    if not before:
+        return lowered
+
+    def build() -> Program:
+        inner = lowered.build()
+        return Program(inner.call, (*before, *inner.steps, *behind), len(arrays))
+
+    key = lowered.key, "fields", len(arrays)
+    return replace(lowered, key=key, arrays=arrays, outs=tuple(outs), build=build, part=None)
 
 
 def packs(arrays: Sequence[StridedArray], base: int = 0) -> list[Step]:

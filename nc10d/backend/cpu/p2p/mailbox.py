@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 
 from nc10d.arrays.buffer import Buffer, as_buffer
-from nc10d.arrays.dtypes import DType
+from nc10d.arrays.dtypes import element_by_code
 from nc10d.backend.cpu.engine.channel import Channel, Submission, deadline_ns
 from nc10d.backend.cpu.lowering.ordering import INDEPENDENT, MessageDependencies
 from nc10d.backend.cpu.lowering.prepared import PreparedMessage
@@ -35,7 +35,6 @@ from nc10d.work import Work
 End = TypeVar("End")
 _SHORT = 0.001
 """Seconds for which a thread waits behind a message that has been moved aside."""
-_LABELS = {dtype.code: dtype.label for dtype in DType}
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +149,9 @@ class Mailbox:
     ) -> Work:
         """Receive a message that was taken aside; the message may still be on its way."""
         if early.data.size != buffer.nbytes or early.dtype != buffer.dtype.code:
-            sent = f"{early.data.size} bytes of {_LABELS.get(early.dtype)} with tag {early.tag}"
+            found = element_by_code(early.dtype)
+            label = "records" if found is None else found.label
+            sent = f"{early.data.size} bytes of {label} with tag {early.tag}"
             wanted = f"{buffer.nbytes} bytes of {buffer.dtype.label}"
             message = (
                 f"rank {peer} sent {called(sent, early.site)}, but rank {self._group.rank} "

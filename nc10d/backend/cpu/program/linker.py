@@ -242,5 +242,5 @@ def _pack(
         step.total or step.offset,
         step.peer or step.skip or step.back or step.rows or step.most or step.flag or staged,
         both or copier,
-        offsets.FOLD_BLOCK // step.item * step.item,
+        step.block,
     ]

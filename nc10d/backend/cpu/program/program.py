@@ -162,7 +162,8 @@ class Step:
     flag: bool = False
     piece: int = 0
     most: int = 0
-    item: int = 1
+    block: int = 0
+    """Bytes that are folded at a time: whole elements."""
 
 
 Steps = Sequence[Step]

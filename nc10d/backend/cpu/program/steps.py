@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from nc10d.backend.cpu.native.offsets import FOLD_BLOCK
 from nc10d.backend.cpu.program.program import (
     GATE_BYTES,
     NOWHERE,
@@ -58,7 +59,7 @@ def fold_staged(
         last=how.last,
         arg=how.last_arg,
         total=total,
-        item=how.item,
+        block=FOLD_BLOCK // how.item * how.item,
     )
 
 
@@ -170,7 +171,7 @@ def fold_exposed(
         most=most,
         writable=writable,
         both=how.both if writable else None,
-        item=how.item,
+        block=FOLD_BLOCK // how.item * how.item,
     )
 
 

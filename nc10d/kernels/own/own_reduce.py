@@ -40,7 +40,7 @@ from nc10d.arrays.dtypes import DType, ElementKind, ElementType, RecordType
 from nc10d.kernels import simd
 from nc10d.kernels.loops import compile_kernel
 from nc10d.kernels.simd import I8, I32, I64, Builder, Value
-from nc10d.ops.own_reductions import Function, OwnReduction
+from nc10d.ops.own_reductions import Function, OwnReduction, copied
 
 MOST_BYTES = 520
 """The most bytes of a record that a function combines."""
@@ -58,7 +58,7 @@ def own_kernel(symbol: str, own: OwnReduction, part: str, element: ElementType) 
     """Compile a part of a reduction, or load it; TypeError for what can't be compiled."""
     function, operands = own.functions[part], _OPERANDS[part]
     form, writes = _form_of(function, operands, element)
-    compiled = numba.njit(error_model="numpy", forceinline=True)(function)
+    compiled = _jitted(function)
     refused: list[TypeError] = []
     loop = _loop(compiled, form, writes, operands, refused)
 
@@ -72,6 +72,11 @@ def own_kernel(symbol: str, own: OwnReduction, part: str, element: ElementType) 
         for refusal in refused:  # Numba's own error speaks of the loop
             raise refusal from refusal.__cause__
         raise
+
+
+def _jitted(function: Any) -> Any:
+    """Return a function as one that Numba compiles, with the functions that it calls."""
+    return numba.njit(error_model="numpy", forceinline=True)(copied(function, _jitted))
 
 
 def _form_of(function: Function, operands: int, element: ElementType) -> tuple[Form, bool]:

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nc10d.arrays.dtypes import RecordType, element_of
-from nc10d.base.run_to_end import import_to_end
+from nc10d.kernels.reduce import kernel_address
 from nc10d.ops import ReduceOp
-from nc10d.ops.own_reductions import Elements, own_reduction
+from nc10d.ops.own_reductions import Elements, Place, own_reduction
 from nc10d.ops.reductions import kind_of_own
 
 Function = Callable[..., Any]
@@ -60,21 +60,30 @@ def reduction(
         key = element.label, element.code, any_order
         own = own_reduction(functions, _elements(element.numpy), element.label, value, key)
         made = ReduceOp(kind_of_own(own, any_order))
-        address = import_to_end("nc10d.kernels.reduce").kernel_address
         for part in functions:
-            address(made.kind.compared + f"/{part}" * (part != "step"), element)
+            kernel_address(made.kind.compared + f"/{part}" * (part != "step"), element)
         return made
 
     return decorate
 
 
 def _elements(wanted: np.dtype[Any]) -> Elements:
-    """Return the function that sees arrays of `wanted`, or rows of numbers, as elements."""
+    """Return the function that sees arrays of `wanted`, rows of numbers, or fields as elements."""
     element = element_of(wanted)
     row = element.row if isinstance(element, RecordType) else None
+    fields = element.fields if isinstance(element, RecordType) else ()
+    parts = [(field.dtype.numpy, field.is_scalar, field.count) for field in fields]
 
-    def elements(dtype: np.dtype[Any], last: int) -> np.dtype[Any] | None:
-        is_row = row is not None and (dtype, last) == (row[0].numpy, row[1])
-        return wanted if is_row or dtype == wanted else None
+    def elements(*places: Place) -> np.dtype[Any] | None:
+        if len(places) > 1:
+            pairs = zip(parts, places, strict=False)
+            fits = len(places) == len(parts) and all(
+                dtype == part[0] and (part[1] or last == part[2]) for part, (dtype, last) in pairs
+            )
+        else:
+            ((dtype, last),) = places
+            is_row = row is not None and (dtype, last) == (row[0].numpy, row[1])
+            fits = is_row or dtype == wanted
+        return wanted if fits else None
 
     return elements
