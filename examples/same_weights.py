@@ -1,6 +1,6 @@
 """Train on handwritten digits with the same weights, bit for bit, on any number of ranks.
 
-    pip install ".[torch,demo]"    # in the checkout: torch, and scikit-learn, whose digits these are
+    pip install ".[torch,demo]"    # in the checkout: torch, and scikit-learn
     OMP_NUM_THREADS=1 python -m nc10d.run --nproc-per-node 3 examples/same_weights.py
 
 Each global batch is cut into 8 micro-batches, the leaves of a fixed tree. A rank computes some of

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 
 def leaves_of(rank: int, size: int, leaves: int) -> range:
@@ -70,7 +70,7 @@ class LeafPlan:
         return sum(map(len, self.parts))
 
 
-@cache
+@lru_cache(maxsize=None, typed=True)
 def leaf_plan(leaves: int, rank: int, size: int) -> LeafPlan:
     """Return a rank's plan; ValueError unless `leaves` is a power of two, and enough for all ranks.
 
