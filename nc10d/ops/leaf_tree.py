@@ -1,13 +1,12 @@
 """A fixed binary tree over numbered leaves, whichever ranks hold them: pure planning.
 
-A subtree is the range of its leaves: 2**k leaves from a multiple of 2**k on. A rank holds a range
-of leaves, and combines the largest subtrees inside. The rest of the tree has all ranks' subtrees as
-its leaves. With 8 leaves on 3 ranks:
+A subtree is a range with 2**k leaves from a multiple of 2**k on. A rank holds a range, and combines
+the largest subtrees inside; then all ranks' subtrees are combined. 8 leaves on 3 ranks:
 
     leaves      0 1 2 | 3 4 5 | 6 7
     subtrees    0-1 2 | 3 4-5 | 6-7
 
-Whatever the number of ranks, the root is ((0+1)+(2+3))+((4+5)+(6+7)).
+On 1 to 8 ranks, the root is ((0+1)+(2+3))+((4+5)+(6+7)).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from functools import lru_cache
 
 
 def leaves_of(rank: int, size: int, leaves: int) -> range:
-    """Return the leaves of a rank: a share as even as possible; the lower ranks have one more."""
+    """Return a rank's leaves: shares are as even as possible, and the lower ranks have one more."""
     least, more = divmod(leaves, size)
     first = rank * least + min(rank, more)
     return range(first, first + least + (rank < more))
@@ -38,7 +37,7 @@ def join(held: list[range], new: range) -> int:
 
 
 def subtrees(leaves: Iterable[int]) -> list[range]:
-    """Return the largest subtrees in a range of leaves, in order."""
+    """Return the largest subtrees in a range, in order."""
     held: list[range] = []
     for leaf in leaves:
         join(held, range(leaf, leaf + 1))
@@ -49,8 +48,8 @@ def subtrees(leaves: Iterable[int]) -> list[range]:
 class LeafPlan:
     """A rank's part in the sum over a tree.
 
-    `mine` are the rank's leaves, `parts` the subtrees of each rank. All subtrees in one list are
-    combined by `pairs`: element `a` becomes a + b, in this order; element 0 is then the root.
+    `mine` are the rank's leaves, `parts` each rank's subtrees. `pairs` combine a list with all
+    subtrees, (a, b) in turn: element a becomes a + b. Element 0 is then the root.
     """
 
     leaves: int
@@ -61,12 +60,12 @@ class LeafPlan:
 
     @property
     def most(self) -> int:
-        """The most subtrees of a rank."""
+        """The most subtrees that a rank has."""
         return max(map(len, self.parts))
 
     @property
     def total(self) -> int:
-        """The number of all ranks' subtrees."""
+        """How many subtrees all ranks have."""
         return sum(map(len, self.parts))
 
 

@@ -55,8 +55,7 @@ class LeafPasses:
             self._held[index] = held
         held.add(memory, keep=not self.is_last)
         if self.is_last:
-            held.sums.reduce(group, held.arrays, memory)
-            held.clear()
+            held.reduce(group, memory)
         done: Future[Array] = Future()
         done.set_result(bucket.buffer())
         return done

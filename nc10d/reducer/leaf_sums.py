@@ -22,9 +22,8 @@ How the ranks combine, by the number of subtrees and of bytes:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -87,16 +86,20 @@ def all_reduce_leaves(
             f"{_CALL}: mine must be a list of {len(plan.mine)} arrays, {numbers}: {found}"
         )
     flat, operands = _plain(out, mine, op) or _checked(out, mine, op)
-    sums = _sums_for(chosen, leaves, op, scalar(element_of(flat.dtype)))
+    key = leaves, op, flat.dtype
+    sums = chosen.leaf_sums.get(key)
+    if sums is None:
+        made = LeafSum(chosen, leaves, op, scalar(element_of(flat.dtype)))
+        sums = chosen.leaf_sums.setdefault(key, made)
     if leaves == chosen.size:
         sums.reduce(chosen, operands, flat)
     else:
         held = HeldSums(sums)
-        for low, high in sums.windows(len(flat)):
-            held.clear()
+        for low in range(0, len(flat) or 1, sums.window):
+            window = slice(low, low + sums.window)
             for x in operands:
-                held.add(x[low:high])
-            sums.reduce(chosen, held.arrays, flat[low:high])
+                held.add(x[window])
+            held.reduce(chosen, flat[window])
     if flat.base is None and flat is not out:  # a copy of an array with gaps
         target = as_buffer(out).as_numpy()
         target[...] = flat.reshape(target.shape)
@@ -157,25 +160,17 @@ class LeafSum:
     ) -> None:
         self._size = int(group.size)
         self.plan = plan = leaf_plan(leaves, group.rank, group.size)
-        self._divides = bool(op.kind.finishes) and leaves > 1
         self.dtype, self.total = dtype, DType.FLOAT32 if dtype in WIDEN else dtype
         self.wire = dtype if plan.total == leaves else self.total
         self._add = kernel(kernel_address("SUM", self.total))
-        self._divide = kernel(divide_address(self.total)) if self._divides else None
+        divides = op.kind.finishes and leaves > 1
+        self._divide = kernel(divide_address(self.total)) if divides else None
         text = f"{purpose or _CALL} with {leaves} leaves, {op.name}"
         self._any_order = not order_matters(SUM, self.total, plan.total)
-        self._native = AVG if self._divides and leaves == self._size else SUM
-        self._summing, self._gathering = self._native.meant_for(text), BOR.meant_for(text)
+        self._summing, self._gathering = SUM.meant_for(text), BOR.meant_for(text)
         self._memory: dict[str, Flat] = {}
-
-    def windows(self, count: int) -> Iterator[tuple[int, int]]:
-        """Return the windows, (first, end), in which a rank best sums `count` elements."""
-        each = self._window
-        return ((low, min(low + each, count)) for low in range(0, count or 1, each))
-
-    @property
-    def _window(self) -> int:
-        return max(1, _WINDOW_BYTES // self.total.itemsize // self._size) * self._size
+        self.window = max(1, _WINDOW_BYTES // self.total.itemsize // self._size) * self._size
+        """The most elements that are best summed at once."""
 
     def add(self, dst: Flat, a: Flat, b: Flat) -> None:
         """dst := a + b, of the type `total`; dst may be a or b."""
@@ -185,7 +180,7 @@ class LeafSum:
         """Combine this rank's subtrees `parts` with the other ranks' into `out`. Blocks."""
         count = len(out)
         if self._size == 1:
-            self._finish(parts[0], out, self._divides)
+            self._finish(parts[0], out)
         elif self._any_order:
             self._reduce_natively(group, parts, out)
         else:
@@ -193,13 +188,13 @@ class LeafSum:
             whole = count - count % self._size if many else 0
             # The first call compares the ranks' purpose, also where it has no elements.
             self._exchange_few(group, [x[whole:] for x in parts], out[whole:])
-            for low in range(0, whole, self._window):
-                high = min(whole, low + self._window)
+            for low in range(0, whole, self.window):
+                high = min(whole, low + self.window)
                 self._exchange(group, [x[low:high] for x in parts], out[low:high])
 
     def _reduce_natively(self, group: ProcessGroup, parts: Sequence[Flat], out: Flat) -> None:
         # An average of narrow floats is rounded once, so their sum stays in float32.
-        narrow = self.wire is not self.total and not self._divides
+        narrow = self.wire is not self.total and self._divide is None
         direct = narrow or self.total is self.dtype
         x = out if direct else self._scratch(group, "sum", self.total, len(out))
         last = parts[-1]  # may be `out` itself
@@ -210,8 +205,8 @@ class LeafSum:
         for part in parts[:-1]:  # several subtrees are ints, in any order
             self.add(x, x, part)
         group.all_reduce(x, self._summing)
-        if x is not out or self._divides:
-            self._finish(x, out, self._divides and self._native is SUM)
+        if x is not out or self._divide is not None:
+            self._finish(x, out)
 
     def _exchange_few(self, group: ProcessGroup, parts: Sequence[Flat], out: Flat) -> None:
         # A BOR with zeros gathers subtrees of any number a rank, and compares the purpose.
@@ -249,12 +244,12 @@ class LeafSum:
         for left, right in self.plan.pairs[:-1]:
             self.add(rows[left], rows[left], rows[right])
         self.add(target, rows[0], rows[self.plan.pairs[-1][1]])
-        self._finish(target, out, self._divides)
+        self._finish(target, out)
 
-    def _finish(self, root: Flat, out: Flat, divides: bool) -> None:
+    def _finish(self, root: Flat, out: Flat) -> None:
         """out := the root, divided and rounded."""
-        to = out if self.total is self.dtype else root
-        if divides and self._divide is not None:
+        if self._divide is not None:
+            to = out if self.total is self.dtype else root
             self._divide(to.ctypes.data, root.ctypes.data, self.plan.leaves, to.nbytes)
             root = to
         if root.dtype != out.dtype:
@@ -275,57 +270,37 @@ class HeldSums:
     """The sums of the subtrees that this rank's leaves have formed so far, as a binary counter."""
 
     def __init__(self, sums: LeafSum) -> None:
-        self.sums = sums
+        self._sums = sums
         self._nodes: list[range] = []
-        self.arrays: list[Flat] = []
-        """The subtrees' sums, in the tree's order."""
-        self._memory: list[Flat | None] = []
-        """By subtree: the memory of this object's own that has the sum; None: a leaf's."""
+        self._held: list[tuple[Flat, Flat | None]] = []
+        """By subtree: its sum, and this object's own memory below; None: the leaf's is the sum."""
         self._free: list[Flat] = []
 
     def add(self, leaf: Flat, keep: bool = False) -> None:
         """Take the next leaf; with `keep`, its memory may change after the call."""
-        sums, count = self.sums, len(leaf)
-        number = sums.plan.mine.start + sum(map(len, self._nodes))
+        sums, count = self._sums, len(leaf)
+        number = self._nodes[-1].stop if self._nodes else sums.plan.mine.start
+        pairs = join(self._nodes, range(number, number + 1))
         x, memory = leaf, None
-        if sums.wire is not sums.dtype:
+        if sums.wire is not sums.dtype or (keep and not pairs):
             memory = self._take(count)
             x = memory[:count]
             cast(leaf, x)
-        for _ in range(join(self._nodes, range(number, number + 1))):
-            left, spare = self.arrays.pop(), memory
-            memory = self._memory.pop()
-            if memory is None:
-                memory, spare = spare, None
-            if memory is None:
-                memory = self._take(count)
-            sums.add(memory[:count], left, x)
-            x = memory[:count]
-            if spare is not None:
-                self._free.append(spare)
-        if keep and memory is None:
-            memory = self._take(count)
-            memory[:count] = leaf
-            x = memory[:count]
-        self.arrays.append(x)
-        self._memory.append(memory)
+        for _ in range(pairs):
+            left, below = self._held.pop()
+            to = below if below is not None else memory if memory is not None else self._take(count)
+            sums.add(to[:count], left, x)
+            if memory is not None and memory is not to:
+                self._free.append(memory)
+            x, memory = to[:count], to
+        self._held.append((x, memory))
 
-    def clear(self) -> None:
-        """Forget all leaves."""
-        self._free += [memory for memory in self._memory if memory is not None]
-        self._nodes, self.arrays, self._memory = [], [], []
+    def reduce(self, group: ProcessGroup, out: Flat) -> None:
+        """Combine the sums of all ranks into `out`, and begin again. Blocks."""
+        self._sums.reduce(group, [x for x, _ in self._held], out)
+        self._free += [memory for _, memory in self._held if memory is not None]
+        self._nodes, self._held = [], []
 
     def _take(self, count: int) -> Flat:
-        # The first window, or a bucket, is the longest array.
-        return self._free.pop() if self._free else np.empty(count, self.sums.wire.numpy)
-
-
-_sums: WeakKeyDictionary[ProcessGroup, dict[tuple[object, ...], LeafSum]] = WeakKeyDictionary()
-
-
-def _sums_for(group: ProcessGroup, leaves: int, op: ReduceOp, dtype: DType) -> LeafSum:
-    known = _sums.setdefault(group, {})
-    key = leaves, op, dtype
-    if key not in known:
-        known[key] = LeafSum(group, leaves, op, dtype)
-    return known[key]
+        # No later array is longer: windows of an array, or the passes of a bucket.
+        return self._free.pop() if self._free else np.empty(count, self._sums.wire.numpy)

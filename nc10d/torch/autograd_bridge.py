@@ -295,7 +295,8 @@ class Gradients:
 
     def leave(self) -> None:
         """Leave the pass that an exception has ended on this rank; see `Reducer.leave`."""
-        self._left = self._mark is not None
+        leaves = self.reducer.leaves
+        self._left = self._mark is not None or (leaves is not None and leaves.done > 0)
         self._mark, self._announced, self._end_queued = None, False, False
         self.reducer.leave()
 
@@ -311,7 +312,8 @@ _UNEXPECTED = (
 )
 _LEFT = (
     "an exception has ended the last backward pass on every rank, so its gradients are not means. "
-    "This error comes once: zero the gradients, and go on with the next forward pass."
+    "This error comes once: zero the gradients, and go on with the next forward pass, which begins "
+    "a step of leaves again."
 )
 _COMPILED = (
     "a compiled backward pass (compiled_autograd) ends with the last gradient that the forward "

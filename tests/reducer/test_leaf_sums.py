@@ -179,6 +179,7 @@ def in_every_form(group: ProcessGroup) -> None:
 @pytest.mark.parametrize("size", [2, 4])
 def test_every_form_of_the_call(size: int) -> None:
     run_local(in_every_form, size)
+    run_ranks(in_every_form, size, "simulated")
 
 
 @pytest.mark.ranks(2, strict=False)

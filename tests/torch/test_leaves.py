@@ -1,5 +1,6 @@
-"""DistributedDataParallel with leaves: the same weights on any number of ranks; and in rank order."""
+"""DistributedDataParallel with leaves: the same weights on any number of ranks; rank order."""
 
+import copy
 import hashlib
 import os
 import subprocess
@@ -11,9 +12,14 @@ import torch
 import zoo
 from torch import nn
 
-import nc10d as dist
+from nc10d.reducer.hooks import allreduce_hook
 from nc10d.testing import run_local
-from nc10d.torch import DistributedDataParallel, MixedPrecision, apply_optimizer_in_backward
+from nc10d.torch import (
+    DistributedDataParallel,
+    MixedPrecision,
+    SyncBatchNorm,
+    apply_optimizer_in_backward,
+)
 
 LEAVES = 8
 SIZES = 1, 2, 3, 4, 8
@@ -92,6 +98,7 @@ def test_a_run_may_change_its_number_of_ranks():
         model = DistributedDataParallel(module, leaves=LEAVES)
         optimizer = torch.optim.AdamW(model.parameters(), 0.01)
         if state is not None:
+            state = copy.deepcopy(state)  # ranks are threads, and an optimizer takes the tensors
             module.load_state_dict(state[0])
             optimizer.load_state_dict(state[1])
         train(model, optimizer, "transformer", F32, steps)
@@ -169,11 +176,10 @@ def test_a_step_amid_the_leaves_is_found_in_the_next_backward_pass(world):
 @pytest.mark.ranks(2)
 def test_what_does_not_go_with_leaves_is_an_error(world):
     model = DistributedDataParallel(Two(), leaves=2)
-    hook = dist.reducer.hooks.allreduce_hook
     for call in (
         lambda: model.no_sync().__enter__(),
         lambda: model.join().__enter__(),
-        lambda: model.register_comm_hook(None, hook),
+        lambda: model.register_comm_hook(None, allreduce_hook),
         lambda: model._register_buffer_comm_hook(None, print),
         lambda: model.reducer.shadow_pass(),
     ):
@@ -184,7 +190,7 @@ def test_what_does_not_go_with_leaves_is_an_error(world):
     for module, options in (
         (stepping, {}),
         (zoo.Rows(), {}),
-        (nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2)), {}),
+        (nn.Sequential(nn.Linear(2, 2), SyncBatchNorm(2)), {}),
         (Two(), {"skip_all_reduce_unused_params": True}),
     ):
         with pytest.raises(ValueError, match="leaves"):
@@ -218,11 +224,8 @@ def test_an_exception_that_ends_a_leaf_on_every_rank_begins_the_step_again():
 @pytest.mark.ranks(3)
 @pytest.mark.parametrize("cap", [1e-5, 2e-4, 25])
 def test_ordered_gradients_are_added_in_rank_order_by_any_buckets(world, cap):
-    launched = []
-    stop = world.observe(lambda op, *_: launched.append(getattr(op, "op", None)))
     model = DistributedDataParallel(seeded("perceptron", F32), ordered=True, bucket_cap_mb=cap)
     zoo.loss(model(*batch("perceptron", world.rank, 0, F32))).backward()
-    stop()
     alone = seeded("perceptron", F32)
     parts = []
     for rank in range(3):
