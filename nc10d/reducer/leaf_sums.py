@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from nc10d.group.process_group import ProcessGroup
 
 Flat = np.ndarray[Any, np.dtype[Any]]
-_FEW_BYTES = 16 << 10
+_FEW_BYTES = 256 << 10
 """So many bytes of all ranks' subtrees, or fewer, go to every rank."""
 _WINDOW_BYTES = 1 << 20
 _CALL = "all_reduce_leaves"
@@ -215,7 +215,7 @@ class LeafSum:
         rows[first : first + len(parts)] = parts
         group.all_reduce(rows.view(np.uint8), self._gathering)
         if len(out):
-            self._combine(group, list(rows), out)
+            self._combine(group, rows, range(len(rows)), out)
 
     def _exchange(self, group: ProcessGroup, parts: Sequence[Flat], out: Flat) -> None:
         size, most, chunk = self._size, self.plan.most, len(out) // self._size
@@ -227,23 +227,23 @@ class LeafSum:
                 by_rank[:, place] = part.reshape(size, chunk)
         received = self._scratch(group, "received", self.wire, size * most * chunk)
         group.all_to_all_single(received, sent)
-        rows = received.reshape(size, most, chunk)
-        held = [row for r, theirs in enumerate(self.plan.parts) for row in rows[r, : len(theirs)]]
         own = out[self.plan.rank * chunk :][:chunk]
-        self._combine(group, held, own)
+        places = [r * most + i for r, each in enumerate(self.plan.parts) for i in range(len(each))]
+        self._combine(group, received.reshape(-1, chunk), places, own)
         group.all_gather_into_tensor(out, own)
 
-    def _combine(self, group: ProcessGroup, rows: list[Flat], out: Flat) -> None:
-        """out := the root over all ranks' subtrees, which are overwritten."""
+    def _combine(self, group: ProcessGroup, rows: Flat, places: Sequence[int], out: Flat) -> None:
+        """out := the root; `places` are the rows of the subtrees, which are overwritten."""
         if self.wire is not self.total:
-            wide = self._scratch(group, "wide", self.total, len(rows) * len(out))
-            narrow, rows = rows, list(wide.reshape(len(rows), len(out)))
-            for source, row in zip(narrow, rows, strict=True):
-                cast(source, row)
-        target = out if self.total is self.dtype else rows[0]
+            narrow, rows = rows, self._scratch(group, "wide", self.total, rows.size)
+            cast(narrow.reshape(-1), rows)
+            rows = rows.reshape(narrow.shape)
+        first, step, nbytes = rows.ctypes.data, rows.strides[0], rows[0].nbytes
+        at = [first + place * step for place in places]
         for left, right in self.plan.pairs[:-1]:
-            self.add(rows[left], rows[left], rows[right])
-        self.add(target, rows[0], rows[self.plan.pairs[-1][1]])
+            self._add(at[left], at[left], at[right], nbytes)
+        target = out if self.total is self.dtype else rows[places[0]]
+        self._add(target.ctypes.data, at[0], at[self.plan.pairs[-1][1]], nbytes)
         self._finish(target, out)
 
     def _finish(self, root: Flat, out: Flat) -> None:

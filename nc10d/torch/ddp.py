@@ -159,7 +159,6 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
         )
         self.ordered = ordered_by_default() if ordered is None else ordered
         self.leaves = leaves
-        self._synced_step = -1
         if leaves is not None and self._contents.has_sync_bn():
             raise ValueError("leaves go without SyncBatchNorm, whose bits depend on the ranks")
         self._precision: LowPrecision | None = None
@@ -173,6 +172,7 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
     def _connect(self) -> tuple[Gradients, Logger]:
         """Return the Gradients and the Logger; the first call makes both, with all ranks."""
         if self._parts is None:
+            self._synced_step = -1
             trained, sparse = self._contents.trained(), self._contents.sparse()
             precision = self._precision = self._lowered(trained, sparse)
             gradients = Gradients(
