@@ -184,6 +184,8 @@ if TYPE_CHECKING:
     from nc10d.ops.ready_made import topk as topk
     from nc10d.reducer.gradients import SparseGradient as SparseGradient
     from nc10d.reducer.hooks import GradBucket as GradBucket
+    from nc10d.reducer.leaf_sums import all_reduce_leaves as all_reduce_leaves
+    from nc10d.reducer.leaf_sums import leaf_range as leaf_range
     from nc10d.reducer.logger import Logger as Logger
     from nc10d.reducer.plan import (
         compute_bucket_assignment_by_size as compute_bucket_assignment_by_size,
@@ -243,6 +245,7 @@ _NAMES = {
         supports_complex""",
     "reducer.gradients": "SparseGradient",
     "reducer.hooks": "GradBucket",
+    "reducer.leaf_sums": "all_reduce_leaves leaf_range",
     "reducer.logger": "Logger",
     "reducer.plan": "compute_bucket_assignment_by_size",
     "reducer.reducer": "Reducer",

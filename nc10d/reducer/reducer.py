@@ -30,6 +30,7 @@ from nc10d.reducer.hooks.builtin import AveragingHook
 from nc10d.reducer.hooks.grad_bucket import CommHook, GradBucket
 from nc10d.reducer.hooks.local_sgd import PostLocalSGDState
 from nc10d.reducer.hooks.powersgd import PowerSGDState
+from nc10d.reducer.leaf_passes import LeafPasses
 from nc10d.reducer.left_pass import LeftPass
 from nc10d.reducer.plan import ReducePlan, arrival_order, spec_of, with_dtypes
 from nc10d.reducer.settings import ReducerOptions, Settings
@@ -56,6 +57,12 @@ class Reducer(PassStats):
     order, on a thread of the pass: the gradients of these parameters are means, but not yet those
     of later buckets.
 
+    With the option `leaves` a step has so many leaves, a power of two, and a rank has a pass for
+    each of its own (`leaves.mine`). Each pass's gradients are a leaf. The last pass of a rank ends
+    the step: `gradients` are then the means over all leaves, added along a fixed tree, with the
+    same bits on any number of ranks (see `nc10d.all_reduce_leaves`). All buckets are on the CPU,
+    and there is no other hook.
+
     The constructor blocks until all ranks call it. ValueError, on every rank, if their parameters
     or options differ, or if there are no parameters.
     """
@@ -78,6 +85,8 @@ class Reducer(PassStats):
         self._on_reduced = on_reduced
         self.settings = Settings.of(len(self._params), options)
         self._hook = None if hook is None else (hook, _bound(state, group))
+        self.leaves = self._leaf_passes(group)
+        """The step's leaves, with the option `leaves`."""
         self._lock = threading.RLock()
         self._averaging = AveragingHook(group.size)
         self._pass: BackwardPass | None = None
@@ -92,6 +101,22 @@ class Reducer(PassStats):
         group.reducers += 1
         self._maker = StorageMaker(self._params, self.settings, allocate, group, group.reducers)
         self._storage = self._maker.make(self.settings.plan(self.specs, None))
+
+    def _leaf_passes(self, group: ProcessGroup) -> LeafPasses | None:
+        if not self.settings.leaves:
+            return None
+        if self._hook is not None or self._on_reduced is not None:
+            raise ValueError("a Reducer with leaves takes neither a hook nor on_reduced")
+        if any(spec.device != "cpu" for spec in self.specs):
+            raise TypeError("a Reducer with leaves is for parameters on the CPU")
+        passes = LeafPasses(group, self.settings.leaves)
+        self._hook = passes, None
+        return passes
+
+    @property
+    def _ends_step(self) -> bool:
+        """Whether the current or next pass reduces over the ranks."""
+        return self.leaves is None or self.leaves.is_last
 
     @property
     def plan(self) -> ReducePlan:
@@ -134,6 +159,7 @@ class Reducer(PassStats):
         divide by itself. Does not block, but the launch of the first bucket waits for the Work.
         """
         self._between_passes("set_forward_pass_work_handle")
+        self._refuse_leaves("set_forward_pass_work_handle")
         self._averaging.count_by(work, use_static_world_size)
 
     def begin(self, unused: Collection[int] = ()) -> Mark:
@@ -230,7 +256,7 @@ class Reducer(PassStats):
         if not unused:
             hook, state = self._hook or (self._averaging, None)
             buckets[index].launch(hook, self.group if state is None else state)
-        if self.settings.find_unused and index == len(buckets) - 1:
+        if self.settings.find_unused and index == len(buckets) - 1 and self._ends_step:
             # Right after the last bucket, so that every rank launches it at the same point.
             self._used_parameters.agree(self.group)
 
@@ -249,7 +275,11 @@ class Reducer(PassStats):
         try:
             current.end()
             if self.settings.find_unused:
-                current.restore(self._used_parameters.wait())
+                # Amid a step, what a leaf has not used is a zero in the sums.
+                ended = self._ends_step
+                current.restore(self._used_parameters.wait() if ended else [True] * len(self.specs))
+            if self.leaves is not None:
+                self.leaves.end_pass()
         except BaseException as error:
             self._left_by(error)
             raise
@@ -281,6 +311,8 @@ class Reducer(PassStats):
         if self._left is None:
             what = f"pass {self.passes + 1} of reducer {self._maker.number}"
             self._left = LeftPass(self.group, what, self._storage.nothing())
+            if self.leaves is not None:
+                self.leaves.reset()
             self._failed(error or self._left.error)
 
     def settle(self) -> None:
@@ -301,6 +333,7 @@ class Reducer(PassStats):
         `set_forward_pass_work_handle`. Blocks and raises as `finish`.
         """
         self._between_passes("shadow_pass")
+        self._refuse_leaves("shadow_pass")
         own, counts, handing = self._storage, self._first_counts, self._on_reduced
         self._storage, self._on_reduced = self._maker.make(self.plan), None
         try:
@@ -315,21 +348,29 @@ class Reducer(PassStats):
 
         Returns True the first time after a finished pass, else False. Also False with
         `bucket_indices`, or if passes may use different parameters (`find_unused_parameters`
-        without `static_graph`). `gradients` are then new arrays with the old values. Every rank
-        calls, between the same passes; blocks until all ranks call.
+        without `static_graph`). `gradients` are then new arrays with the old values. Also
+        False amid a step of leaves. Every rank calls, between the same passes; blocks until all
+        ranks call.
         """
         self._between_passes("rebuild")
         fixed = self.settings.varies or self.settings.buckets is not None
+        fixed = fixed or (self.leaves is not None and self.leaves.done > 0)
         if self.rebuilt or self.arrived is None or fixed:
             return False
         own_order = arrival_order(self.arrived, len(self._params))
         old = self.gradients
         order = agree_on_order(self.group, own_order)
         self._storage = self._maker.make(self.settings.plan(self.specs, order))
+        if self.leaves is not None:
+            self.leaves.reset()
         for gradient, values in zip(self.gradients, old, strict=True):
             assign(gradient, values)
         self.rebuilt = True
         return True
+
+    def _refuse_leaves(self, call: str) -> None:
+        if self.leaves is not None:
+            raise ValueError(f"{call}: with leaves, every rank has a pass for each of its leaves")
 
     def _between_passes(self, call: str) -> None:
         if self._pass is not None:

@@ -54,6 +54,10 @@ class ReducerOptions(TypedDict, total=False):
     """Whether all passes mark each gradient as often as the first pass, which counts."""
     delay_all_reduce: bool
     """Whether `finish` launches all buckets."""
+    ordered: bool
+    """Whether dense buckets fold rank 0, 1, 2, ... in turn on every backend (ReduceOp.ordered)."""
+    leaves: int
+    """A step's number of leaves, each the gradients of a pass: see `Reducer`; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,8 @@ class Settings:
     delayed: tuple[int, ...]
     delayed_until: int | None
     skip_unused: bool
+    ordered: bool
+    leaves: int
 
     @classmethod
     def of(cls, count: int, options: ReducerOptions) -> Settings:
@@ -83,17 +89,24 @@ class Settings:
         first = options.get("first_bytes", FIRST_BUCKET_BYTES)
         limits = options.get("size_limits") or (first, options.get("cap_bytes", BUCKET_BYTES))
         buckets = options.get("bucket_indices")
+        sparse = checked_sparse(options.get("expect_sparse"), count)
+        leaves, skips = options.get("leaves", 0), options.get("skip_unused_buckets", False)
+        if leaves and (skips or any(sparse)):
+            what = "skip_unused_buckets" if skips else "sparse gradients"
+            raise ValueError(f"a Reducer with leaves takes no {what}")
         return cls(
             checked_names(options.get("names"), count),
             tuple(limits),
             options.get("find_unused_parameters", False),
             options.get("static_graph", False),
             options.get("delay_all_reduce", False),
-            checked_sparse(options.get("expect_sparse"), count),
+            sparse,
             None if buckets is None else tuple(tuple(params) for params in buckets),
             checked_indices(options.get("delayed", ()), count, "delayed"),
             options.get("delayed_until"),
-            options.get("skip_unused_buckets", False),
+            skips,
+            options.get("ordered", False),
+            leaves,
         )
 
     def numbers(self) -> dict[str, int]:
@@ -107,6 +120,8 @@ class Settings:
             "settings of skip_unused_buckets": self.skip_unused,
             "settings of find_unused_parameters": self.find_unused,
             "settings of static_graph": self.static,
+            "settings of ordered": self.ordered,
+            "numbers of leaves": self.leaves,
             "parameters with sparse gradients": crc32(bytes(self.sparse)),
         }
 

@@ -63,6 +63,8 @@ class Gradients:
         self._stepping = {i for i, x in enumerate(self._targets) if in_backward.optimizers(x)}
         self._stepped: set[int] = set()
         self._with_state: set[int] = set()
+        if self._stepping and options.get("leaves"):
+            raise ValueError("leaves go with no optimizer that steps in the backward pass")
         early = bool(self._stepping) and (static or not find_unused)
         all_options: ReducerOptions = {
             **options,
@@ -84,6 +86,8 @@ class Gradients:
         self._reducing = self._announced = False
         self._end_queued = self._compiled = self._left = False
         self._divisor = 0
+        self._versions: list[int] = []
+        """The parameters' versions at the first leaf of a step."""
         self._mark: Mark | None = None
         """Marks a gradient in the pass that goes on; None between passes."""
         self._unused: Collection[int] = ()
@@ -146,6 +150,21 @@ class Gradients:
                 if x.grad_fn is not None:  # a leaf would keep the hook for all passes
                     x.register_hook(hook)
 
+    def _begin_leaf(self) -> None:
+        """Drop the gradients from before: a leaf is what a single backward pass computes."""
+        leaves = self.reducer.leaves
+        if leaves is None or self._mark is not None or self._end_queued:
+            return
+        versions = [x._version for x in self._targets]
+        if leaves.done and versions != self._versions:
+            raise RuntimeError(
+                f"parameters have changed amid a step: this rank has had {leaves.done} of "
+                f"{len(leaves.mine)} leaves. It needs a backward pass for each before the optimizer"
+            )
+        self._versions = versions
+        for x in (*self.params, *self._targets):
+            x.grad = None
+
     def _ready(self, index: int, x: torch.Tensor) -> None:
         slot = self._slots[index]
         if not self._reducing:
@@ -205,6 +224,8 @@ class Gradients:
             self._on_end()
         if self._static:
             self._unused = self._missing()
+        if self.reducer.leaves is not None and self.reducer.leaves.done:
+            return  # amid a step
         used = self.reducer.used
         means: Collection[int] = {*self._outside_buckets, *self._unused, *late} - self._stepped
         if not all(used):
@@ -274,7 +295,8 @@ class Gradients:
 
     def leave(self) -> None:
         """Leave the pass that an exception has ended on this rank; see `Reducer.leave`."""
-        self._left = self._mark is not None
+        leaves = self.reducer.leaves
+        self._left = self._mark is not None or (leaves is not None and leaves.done > 0)
         self._mark, self._announced, self._end_queued = None, False, False
         self.reducer.leave()
 
@@ -290,7 +312,8 @@ _UNEXPECTED = (
 )
 _LEFT = (
     "an exception has ended the last backward pass on every rank, so its gradients are not means. "
-    "This error comes once: zero the gradients, and go on with the next forward pass."
+    "This error comes once: zero the gradients, and go on with the next forward pass, which begins "
+    "a step of leaves again."
 )
 _COMPILED = (
     "a compiled backward pass (compiled_autograd) ends with the last gradient that the forward "
@@ -327,6 +350,7 @@ def _output_hook(owner: weakref.ref[Gradients]) -> Callable[[torch.Tensor], None
     def begin(_: torch.Tensor) -> None:
         gradients = owner()
         if gradients is not None and gradients._reducing:
+            gradients._begin_leaf()
             gradients._queue_end()
 
     return begin

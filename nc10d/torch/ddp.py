@@ -30,6 +30,7 @@ from nc10d.reducer.logger import Logger
 from nc10d.reducer.reducer import Reducer
 from nc10d.torch.autograd_bridge import Gradients
 from nc10d.torch.backend.groups import AnyGroup, meant_group, own_group
+from nc10d.torch.backend.torch_reductions import ordered_by_default
 from nc10d.torch.compiling import in_python
 from nc10d.torch.mixed_precision import LowPrecision, MixedPrecision
 from nc10d.torch.reducer_options import delayed_options, size_limits
@@ -66,6 +67,27 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
     `mixed_precision` is a MixedPrecision. Optimizers from `apply_optimizer_in_backward` step by the
     means, as soon as these are known.
 
+    With `ordered`, gradients are added in rank order on every backend (see ReduceOp.ordered): the
+    same ranks get the same bits with any buckets and on any hosts. None: as NC10D_ORDERED says.
+
+    With `leaves`, a power of two, a step's global batch is cut into so many micro-batches, and
+    `my_leaves` are the numbers of this rank's. A rank makes a forward and a backward pass for each:
+
+        for leaf in model.my_leaves:
+            loss(model(batch[leaf])).backward()
+        optimizer.step()
+
+    Each backward pass drops the gradients from before (`zero_grad` is not needed). After the last
+    they are the means over all leaves, added along a fixed tree. So training on 1 to `leaves`
+    ranks, also on another number after a checkpoint, ends with the same weights, bit for bit. That
+    needs leaves with the same bits: of equal size, computed by kernels whose bits do not depend on
+    threads (torch.set_num_threads), with random numbers that depend on the leaf, not on the rank.
+    Buffers are sent once a step, and are not covered: a BatchNorm's running statistics are rank 0's
+    leaves'. A RuntimeError where parameters change amid a step; an optimizer that steps after too
+    few backward passes is found in the next. Not with no_sync, join, comm and buffer hooks, sparse
+    gradients, SyncBatchNorm, `skip_all_reduce_unused_params`, optimizers in the backward pass, or a
+    module on GPUs.
+
     DDP ignores names in `module._ddp_params_and_buffers_to_ignore`. Only a module on the default
     group can be copied or pickled. A copy joins the group in its first forward pass that records a
     graph, so all ranks need a copy then. A comm hook is not copied.
@@ -100,6 +122,9 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
         bucket_cap_mb_list: Sequence[float] | None = None,
         batched_grad_copy: bool = False,
         forward_sync_buffers: bool | None = None,
+        *,
+        ordered: bool | None = None,
+        leaves: int | None = None,
     ) -> None:
         Module.__init__(self)
         self._join_config = JoinConfig()
@@ -132,6 +157,10 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
         self.mixed_precision = (
             None if mixed_precision is None else MixedPrecision.of(mixed_precision)
         )
+        self.ordered = ordered_by_default() if ordered is None else ordered
+        self.leaves = leaves
+        if leaves is not None and self._contents.has_sync_bn():
+            raise ValueError("leaves go without SyncBatchNorm, whose bits depend on the ranks")
         self._precision: LowPrecision | None = None
         self._parts: tuple[Gradients, Logger] | None = None
         self._comm_hook: tuple[object, CommHook] | None = None
@@ -143,6 +172,7 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
     def _connect(self) -> tuple[Gradients, Logger]:
         """Return the Gradients and the Logger; the first call makes both, with all ranks."""
         if self._parts is None:
+            self._synced_step = -1
             trained, sparse = self._contents.trained(), self._contents.sparse()
             precision = self._precision = self._lowered(trained, sparse)
             gradients = Gradients(
@@ -155,6 +185,8 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
                 options={
                     "size_limits": self._limits,
                     "skip_unused_buckets": self.skip_all_reduce_unused_params,
+                    "ordered": self.ordered,
+                    "leaves": 0 if self.leaves is None else self.leaves,
                     **self._delayed,
                 },
                 find_unused=self.find_unused_parameters,
@@ -202,6 +234,14 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
     def reducer(self) -> Reducer:
         """The nc10d.Reducer for the gradients."""
         return self._gradients.reducer
+
+    @property
+    def my_leaves(self) -> range:
+        """This rank's leaves in a step; ValueError without `leaves`."""
+        found = self.reducer.leaves
+        if found is None:
+            raise ValueError("my_leaves: this module was wrapped without leaves")
+        return found.mine
 
     @property
     def broadcast_buffers(self) -> bool:
@@ -281,6 +321,7 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
         elif self.will_sync_module_buffers():
             src = 0 if uneven is None else uneven.source()
             same_everywhere(self._group, self._contents.buffers(), src)
+            self._synced_step = self._step()
         if uneven is not None and reducing:
             uneven.count()
 
@@ -309,15 +350,26 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
     def will_sync_module_buffers(self) -> bool:
         """Return whether the next forward pass sends rank 0's buffers to every rank."""
         wanted = self.require_forward_param_sync and self.forward_sync_buffers
+        if self.leaves is not None and self._synced_step == self._step():
+            return False  # ranks have different numbers of passes in a step
         return wanted and bool(self._contents.buffers())
+
+    def _step(self) -> int:
+        leaves = None if self._parts is None else self.reducer.leaves
+        return 0 if leaves is None else leaves.steps
+
+    def _refuse_leaves(self, what: str) -> None:
+        if self.leaves is not None:
+            raise ValueError(f"{what} does not go with leaves: see DistributedDataParallel")
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Accumulate gradients on this rank only, for forward passes inside the block.
 
         The next pass outside the block reduces the sums. Every rank must use the block for the same
-        passes.
+        passes. ValueError with `leaves`.
         """
+        self._refuse_leaves("no_sync")
         before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
         try:
             yield
@@ -348,7 +400,9 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
         """Return the hook for a Join block, which takes `divide_by_initial_world_size` (True).
 
         ValueError with `skip_all_reduce_unused_params`: a joined rank does not know who is unused.
+        ValueError with `leaves`.
         """
+        self._refuse_leaves("join")
         if self.skip_all_reduce_unused_params:
             raise ValueError("a Join block takes no module with skip_all_reduce_unused_params")
         self.logger.note(join_uneven_inputs=1)
@@ -374,6 +428,7 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
         tensors. TypeError if the hook is not callable. The hooks in nc10d.reducer.hooks take the
         group as state.
         """
+        self._refuse_leaves("a comm hook")
         with self.logger.reporting():
             if not callable(hook):
                 raise TypeError(f"a comm hook must be callable, got {hook!r:.80}")

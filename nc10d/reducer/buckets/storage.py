@@ -134,4 +134,7 @@ class StorageMaker:
         # Ranks compare the purpose, which is short, since errors show two.
         first = self.settings.names[plan.params[0]][-_NAME:]
         purpose = f"bucket {index} of reducer {self.number} ({first})"
-        return _bucket_class(plan.device)(index, plan, self.parameters, is_last, allocate, purpose)
+        kind = _bucket_class(plan.device)
+        bucket = kind(index, plan, self.parameters, is_last, allocate, purpose)
+        bucket.ordered = self.settings.ordered
+        return bucket

@@ -44,7 +44,7 @@ class GradBucket:
 
     __slots__ = (
         *("_allocate", "_buffer", "_divider", "_index", "_last", "_narrow", "_parameters"),
-        *("_purpose", "_reductions", "_slots", "divided", "in_place", "memory"),
+        *("_reductions", "_slots", "divided", "in_place", "memory", "ordered", "purpose"),
     )
 
     def __init__(
@@ -60,7 +60,10 @@ class GradBucket:
         self._index = index
         self._allocate = allocate
         self._narrow: dict[DType, Array] = {}
-        self._purpose = purpose
+        self.purpose = purpose
+        """The bucket's name, which ranks compare and errors show."""
+        self.ordered = False
+        """Whether ranks are to fold in rank order on every backend."""
         self._reductions: dict[ReduceOp, ReduceOp] = {}
         self._buffer = buffer
         self.memory = buffer
@@ -117,7 +120,8 @@ class GradBucket:
         """Return `op` with the bucket's name, so that ranks notice if their buckets differ."""
         named = self._reductions.get(op)
         if named is None:
-            named = self._reductions[op] = op.meant_for(self._purpose)
+            wanted = op.ordered if self.ordered else op
+            named = self._reductions[op] = wanted.meant_for(self.purpose)
         return named
 
     def reset(self) -> None:

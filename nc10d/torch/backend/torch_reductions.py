@@ -5,6 +5,8 @@ Ranks gather the indices and values of sparse tensors, then each rank adds them.
 
 from __future__ import annotations
 
+import os
+
 import torch
 import torch.distributed as dist
 
@@ -12,7 +14,17 @@ from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import AVG, SUM, ReduceOp, premul_sum
 from nc10d.ops.reductions import REDUCE_OPS
 
-BY_NUMBER: tuple[ReduceOp | None, ...] = (*REDUCE_OPS, None)
+
+def ordered_by_default() -> bool:
+    """Return whether NC10D_ORDERED asks for reductions in rank order."""
+    return os.environ.get("NC10D_ORDERED") == "1"
+
+
+_ORDERED = ordered_by_default()
+BY_NUMBER: tuple[ReduceOp | None, ...] = (
+    *(op.ordered if _ORDERED else op for op in REDUCE_OPS),
+    None,
+)
 """nc10d's reductions by the hash of torch's ReduceOp and RedOpType, which is their number.
 
 Both libraries' numbers are equal. PREMUL_SUM, which has a factor, is None.
@@ -27,7 +39,8 @@ def reduction(op: dist.ReduceOp | dist.ReduceOp.RedOpType) -> ReduceOp:
     factor = op.__getstate__()[1]
     if getattr(factor, "numel", lambda: 1)() != 1:
         raise TypeError("the factor of PREMUL_SUM must be a number or a tensor of one element")
-    return premul_sum(float(factor))
+    found = premul_sum(float(factor))
+    return found.ordered if _ORDERED else found
 
 
 def sparse_all_reduce(group: ProcessGroup, x: torch.Tensor, op: ReduceOp) -> None:
@@ -35,7 +48,7 @@ def sparse_all_reduce(group: ProcessGroup, x: torch.Tensor, op: ReduceOp) -> Non
 
     ValueError for other reductions, and on every rank if the shapes differ.
     """
-    if op is not SUM and op is not AVG:
+    if op.kind is not SUM.kind and op.kind is not AVG.kind:
         raise ValueError(f"sparse tensors can be summed or averaged, not reduced by {op.name}")
     own = x.detach().coalesce()
     form = torch.tensor([own.sparse_dim(), *own.shape, own._nnz()])
@@ -57,4 +70,4 @@ def sparse_all_reduce(group: ProcessGroup, x: torch.Tensor, op: ReduceOp) -> Non
         torch.cat(indices, 1).to(x.device), torch.cat(values), own.shape, check_invariants=True
     ).coalesce()
     with torch.no_grad():
-        x.copy_(total / group.size() if op is AVG else total)
+        x.copy_(total / group.size() if op.kind is AVG.kind else total)

@@ -62,6 +62,7 @@ class PrivateMethods:
     _precision: Any
     _buffer_hook: BufferHook | None
     _connect: Callable[[], object]
+    _refuse_leaves: Callable[[str], None]
 
     def _register_builtin_comm_hook(
         self, comm_hook_type: torch.distributed.BuiltinCommHookType
@@ -78,6 +79,7 @@ class PrivateMethods:
         It is called after a forward pass, or before with torch's enumeration PRE_FORWARD. Every
         rank registers the same. TypeError if the hook is not callable.
         """
+        self._refuse_leaves("a buffer hook")
         if not callable(hook):
             raise TypeError(f"a buffer hook must be callable, got {hook!r:.80}")
         after = getattr(comm_hook_location, "name", "POST_FORWARD") == "POST_FORWARD"

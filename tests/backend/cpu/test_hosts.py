@@ -152,3 +152,30 @@ def test_objects_travel_between_hosts(names: str) -> None:
             assert dicts == ([{"rank": rank} for rank in range(len(names))], [{"rank": 0}])
             assert others == [([obj] * len(names), [obj]) for obj in (bytes(2000), [0.5] * 2000)]
             assert found == found[:3] * 3
+
+
+def averaged(group: Any, cap: int, leaves: int) -> bytes:
+    """Return the bits of the gradients that a Reducer averages in rank order, or over leaves."""
+    params = [np.zeros(n, np.float32) for n in (3, 500, 41)]
+    caps = {"first_bytes": cap, "cap_bytes": cap}
+    reducer = dist.Reducer(params, group, ordered=not leaves, leaves=leaves, **caps)
+    mine = [group.rank] if reducer.leaves is None else reducer.leaves.mine
+    for leaf in mine:
+        reducer.begin()
+        rng = np.random.default_rng(leaf)
+        for index, x in enumerate(params):
+            reducer.grad_ready(index, rng.standard_normal(x.shape).astype(np.float32))
+        reducer.finish()
+    return b"".join(x.tobytes() for x in reducer.gradients)
+
+
+def test_ordered_buckets_and_leaves_have_the_same_bits_on_any_hosts_with_any_buckets() -> None:
+    in_order, by_leaves = set(), set()
+    for names, cap in (("aaaa", 1 << 20), ("aabb", 64), ("abab", 1 << 20), ("abcd", 64)):
+        with ranks_on(names) as ranks:
+            in_order.update(ranks.run(averaged, [cap] * 4, [0] * 4))
+            by_leaves.update(ranks.run(averaged, [cap] * 4, [8] * 4))
+    for names in ("aba", "aab"):
+        with ranks_on(names) as ranks:
+            by_leaves.update(ranks.run(averaged, [1000] * 3, [8] * 3))
+    assert len(in_order) == len(by_leaves) == 1
