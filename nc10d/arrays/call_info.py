@@ -33,7 +33,7 @@ _CUT = b"..."
 class CallInfo:
     """Facts about a call that ranks compare; `count` is -1 where ranks may have different ones.
 
-    `where` is the place of one's own reduction, and only shown.
+    `where` is the place where a user's reduction stands, and only shown.
     """
 
     op: str

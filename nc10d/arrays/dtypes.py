@@ -94,7 +94,7 @@ _DTYPES: dict[np.dtype[Any], DType] = {d.numpy: d for d in DType if d not in _FR
 
 @dataclass(frozen=True, slots=True)
 class RecordField:
-    """A record's field: `count` elements of a type from byte `offset` on; a scalar has 1."""
+    """A record's field: `count` elements with a type from byte `offset` on; a scalar has 1."""
 
     name: str
     dtype: DType
@@ -105,7 +105,7 @@ class RecordField:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordType:
-    """The element type of a structured array, with the properties of a DType; one per dtype.
+    """A structured array's element type, with a DType's properties; each dtype has a single one.
 
     `rest` are the bytes that belong to no field, as (offset, bytes).
     """
@@ -124,7 +124,7 @@ class RecordType:
 
     @property
     def row(self) -> tuple[DType, int] | None:
-        """Type and number of the scalars in an element, if all are of one type and fill it."""
+        """The scalars' type and number, if all have the same type and fill the element."""
         dtypes = {field.dtype for field in self.fields}
         if len(dtypes) > 1 or self.rest:
             return None
@@ -196,7 +196,7 @@ def _recognise(dtype: np.dtype[Any]) -> DType:
 
 
 def scalar(element: ElementType) -> DType:
-    """Return the type of numbers; TypeError for records."""
+    """Return the numbers' type; TypeError for records."""
     if isinstance(element, RecordType):
         raise TypeError(f"expected numbers, got records of {element.label}")
     return element
@@ -231,9 +231,9 @@ _LARGEST_FACTOR = 2**53
 
 
 def reduced_element(dtype: ElementType, op: ReduceOp, row: int = 1) -> ElementType:
-    """Return the elements that `op` reduces in an array of `dtype` whose last dimension is `row`.
+    """Return the elements that `op` reduces in an array with a dtype and this last dimension.
 
-    A reduction of one's own may see a row of numbers as a record; TypeError for other arrays.
+    A user's reduction may see a row with numbers as a record; TypeError for other arrays.
     """
     own = op.pairwise.own
     return dtype if own is None else element_of(own.element((dtype.numpy, row)))

@@ -19,7 +19,7 @@ from nc10d.ops.facts import FACTS
 
 
 class Fields:
-    """Arrays, one for each field of `element`; a field that is an array is the last dimension.
+    """An array for each field in `element`; a field that is an array is the last dimension.
 
     `buffers` describe the arrays' memory.
     """
@@ -42,7 +42,7 @@ class Fields:
         return whole
 
     def assign(self, records: np.ndarray[Any, Any]) -> None:
-        """Copy the fields of records to the arrays."""
+        """Copy the records' fields to the arrays."""
         self._copy(records, back=True)
 
     def _copy(self, records: np.ndarray[Any, Any], back: bool) -> None:
@@ -57,7 +57,7 @@ class Fields:
 
 
 def with_fields(op: Op) -> Op:
-    """Return a reduction with its tuples of arrays as Fields; other operations unchanged."""
+    """Return a reduction with its tuples as Fields; other operations unchanged."""
     facts = FACTS[type(op)]
     how = getattr(op, "op", None)
     if type(how) is not ReduceOp or how.pairwise.own is None:

@@ -1,1 +1,1 @@
-"""Reductions of one's own: kernels that Numba makes from functions."""
+"""Kernels that Numba makes from users' functions, for reductions."""

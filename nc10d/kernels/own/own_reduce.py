@@ -1,4 +1,4 @@
-"""Kernels of one's own reductions: a loop around a Python function that Numba compiles.
+"""Kernels for reductions that users write: a loop around a Python function, compiled by Numba.
 
 Contract: as in `reduce`: void(dst, a, b, nbytes) for the step, void(dst, src, arg, nbytes) for a
 map. The function gets elements as values:
@@ -6,11 +6,11 @@ map. The function gets elements as values:
 | element | the function gets | and returns |
 |---|---|---|
 | a number | Numba's scalar; float32 for the narrow floats | a number, rounded to the type once |
-| a record of scalars | a named tuple of them | an argument, or a tuple with all fields |
+| a record with scalars only | a named tuple | an argument, or a tuple with all fields |
 | a record with arrays in it | Numba's record, in memory | an argument |
 
-A function with a parameter more writes to that, a record in memory, which begins as a copy of the
-first argument. A function that raises, allocates or calls the interpreter is a TypeError.
+A function with a further parameter writes to that record in memory, at first a copy of the first
+argument. A function that raises, allocates or calls the interpreter is a TypeError.
 
 The loop promises LLVM that iterations do not depend on each other, so that the loop becomes vector
 code also where dst is an operand (`llvm.mem.parallel_loop_access`).
@@ -53,11 +53,11 @@ _BYTES = I8.as_pointer()
 _NO_WRAP = ("nsw", "nuw")
 _KINDS = types.Boolean, types.Integer, types.Float, types.Complex
 _WIDEST = {"BOOL": 1, "UINT": 2, "INT": 2, "FLOAT": 3, "COMPLEX": 4}
-"""How many of these kinds of results an element's family takes: no float for an int."""
+"""How many kinds from the list a family takes as results: no float for an int."""
 
 
 def own_kernel(symbol: str, own: OwnReduction, part: str, element: ElementType) -> Any:
-    """Compile a part of a reduction, or load it; TypeError for what can't be compiled."""
+    """Compile a reduction's part, or load the code; TypeError for a function that is refused."""
     function, operands = own.functions[part], _OPERANDS[part]
     form, writes = _form_of(function, operands, element)
     compiled = _jitted(function)
@@ -77,7 +77,7 @@ def own_kernel(symbol: str, own: OwnReduction, part: str, element: ElementType) 
 
 
 def _jitted(function: Any) -> Any:
-    """Return a function as one that Numba compiles, with the functions that it calls."""
+    """Return a function for Numba to compile, with the functions that it calls."""
     return numba.njit(error_model="numpy", forceinline=True)(copied(function, _jitted))
 
 
@@ -109,7 +109,7 @@ class Form(Protocol):
 
     @property
     def argument(self) -> types.Type:
-        """The type of an argument."""
+        """An argument's type."""
 
     @property
     def itemsize(self) -> int:
@@ -117,10 +117,10 @@ class Form(Protocol):
 
     @property
     def result(self) -> str:
-        """What the function must return, in words."""
+        """The function's proper result, in words."""
 
     def takes(self, kind: types.Type) -> bool:
-        """Return whether `store` can store a result of this type."""
+        """Return whether `store` takes a result with this type."""
 
     def load(self, context: Any, b: Builder, at: Value, access: Access) -> Value:
         """Return the element at a pointer as an argument."""
@@ -128,7 +128,7 @@ class Form(Protocol):
     def store(
         self, context: Any, b: Builder, value: Value, kind: types.Type, at: Value, access: Access
     ) -> None:
-        """Store what the function has returned."""
+        """Store the function's result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +328,7 @@ def _loop(compiled: Any, form: Form, writes: bool, operands: int, refused: list[
 
 @contextlib.contextmanager
 def _each(b: Builder, nbytes: Value, item: int) -> Iterator[tuple[Value, Access]]:
-    """Emit a loop over elements; yield the byte where one begins, and the mark for accesses."""
+    """Emit a loop over elements; yield an element's first byte, and the mark for accesses."""
     count = b.sdiv(nbytes, I64(item))
     before, body = b.basic_block, b.append_basic_block("element")
     behind = b.append_basic_block("behind")
@@ -351,7 +351,7 @@ def _each(b: Builder, nbytes: Value, item: int) -> Iterator[tuple[Value, Access]
     b.position_at_end(behind)
 
 
-# What can't be compiled
+# Refusals
 
 
 def _compile(compiled: Any, arguments: tuple[types.Type, ...]) -> None:
@@ -369,7 +369,7 @@ def _compile(compiled: Any, arguments: tuple[types.Type, ...]) -> None:
     (result,) = compiled.overloads.values()
     fault = _fault(result)
     if fault is not None:
-        # Compiled again with lines in it, only to name one.
+        # Compiled again, with lines, only for the message.
         (lined,) = _with_lines(function, arguments).overloads.values()
         line = _line_of_raise(function) if fault[0] == _RAISES else 0
         raise _refusal(function, fault[0], line or (_fault(lined) or fault)[1])
@@ -389,7 +389,7 @@ def _with_lines(function: Function, arguments: tuple[types.Type, ...]) -> Any:
 
 
 def _fault(result: Any) -> tuple[str, int] | None:
-    """Return what a compiled function may do and must not, with the line if known."""
+    """Return the reason to refuse a compiled function, with the line if known; None if none."""
     module = result.library._final_module
     text = str(module)
     todo, seen = [module.get_function(result.fndesc.llvm_func_name)], set()
