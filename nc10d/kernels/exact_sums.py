@@ -35,7 +35,7 @@ from numba.core import cgutils
 from nc10d.arrays.dtypes import DType
 from nc10d.kernels import words as memory
 from nc10d.kernels.cache import compiled, entry_point, made_once
-from nc10d.kernels.simd import DOUBLE, I64, STORED, Builder, Value, emits, load, splat, spread
+from nc10d.kernels.simd import DOUBLE, I32, I64, STORED, Builder, Value, emits, load, splat, spread
 
 LIMB = 32
 """Bits of a limb. The rest of its word is for carries: from 2**31 ranks, or MOST_ELEMENTS."""
@@ -64,14 +64,16 @@ _LARGEST = 1.7976931348623157e308
 class Layout:
     """The words of a sum: limbs in units of 2**`lowest`, the lowest first, then four counts.
 
-    All elements or products are below 2**`highest`. A lane has `levels` accumulators.
+    All elements or products are below 2**`highest`. A lane has `least` accumulators, and `most`
+    in blocks that need more.
     """
 
     dtype: DType
     products: bool
     lowest: int
     highest: int
-    levels: int
+    least: int
+    most: int
 
     @property
     def limbs(self) -> int:
@@ -93,10 +95,10 @@ class Layout:
 LAYOUTS = {
     (layout.dtype, layout.products): layout
     for layout in (
-        Layout(DType.FLOAT32, False, -149 - 52, 128, 2),
-        Layout(DType.FLOAT32, True, -298 - 52, 256, 3),
-        Layout(DType.FLOAT64, False, -1074, 1024, 3),
-        Layout(DType.FLOAT64, True, -2148, 2048, 4),
+        Layout(DType.FLOAT32, False, -149 - 52, 128, 1, 7),
+        Layout(DType.FLOAT32, True, -298 - 52, 256, 2, 7),
+        Layout(DType.FLOAT64, False, -1074, 1024, 2, 6),
+        Layout(DType.FLOAT64, True, -2148, 2048, 4, 6),
     )
 }
 _kernels: dict[str, Any] = {}
@@ -120,23 +122,29 @@ def every_kernel() -> Iterator[tuple[str, Callable[[], object]]]:
 
 
 def _compile(layout: Layout) -> Any:
-    size, limbs, lowest, levels = layout.dtype.itemsize, layout.limbs, layout.lowest, layout.levels
+    size, limbs, lowest, levels = layout.dtype.itemsize, layout.limbs, layout.lowest, layout.most
     low = max(lowest + 52, -1022)
-    block_sums, largest, add = _block_sums(layout, low), _largest(layout), _add_elements(layout)
+    quick, deep = (_block_sums(layout, low, count) for count in (layout.least, levels))
+    largest, add = _largest(layout), _add_elements(layout)
 
     def kernel(words, x, y, count):  # type: ignore[no-untyped-def]
         """words += sum(x), or sum(x * y)"""
-        top = -1022
+        top, missed, blocks = low, 0, 0
         for start in range(0, count * size, _BLOCK * size):
             a, b = x + start, y + start
             end = min(_BLOCK * size, count * size - start)
             whole = end & -(_LANES * size)
-            sums = block_sums(a, b, whole, top)
-            if not sums[levels]:
-                own = nc10d_top(largest(a, b, whole))
-                if own != top and own <= _LARGEST_TOP:
-                    top = own
-                    sums = block_sums(a, b, whole, top)
+            is_deep = 4 * missed > blocks
+            blocks += 1
+            while True:
+                sums = deep(a, b, whole, top) if is_deep else quick(a, b, whole, top)
+                own = top if sums[levels] else max(nc10d_top(largest(a, b, whole)), low)
+                if own > _LARGEST_TOP or (own == top and (is_deep or sums[levels])):
+                    break
+                if own == top:
+                    is_deep = True
+                    missed += 1
+                top = own
             if sums[levels]:
                 for level in range(levels):
                     exponent = max(top + _HEADROOM - level * _LEVEL_BITS, low)
@@ -153,23 +161,23 @@ def _compile(layout: Layout) -> Any:
 # The vector code
 
 
-def _block_sums(layout: Layout, low: int) -> Any:
+def _block_sums(layout: Layout, low: int, levels: int) -> Any:
     """Return the function of (x, y, nbytes, top) that sums a block, whose elements are < 2**top.
 
-    The result has an int for each level, and whether these are the whole sum.
+    The result has an int for each of the layout's levels, and whether these are the whole sum.
     """
-    element, size, levels = STORED[layout.dtype], layout.dtype.itemsize, layout.levels
     in_two = layout.products and layout.dtype is DType.FLOAT64
 
-    @emits(types.UniTuple(types.int64, levels + 1)(*[types.int64] * 4))
+    @emits(types.UniTuple(types.int64, layout.most + 1)(*[types.int64] * 4))
     def block_sums(b: Builder, x: Value, y: Value, nbytes: Value, top: Value) -> Value:
         firsts = [_first(b, top, _HEADROOM - level * _LEVEL_BITS, low) for level in range(levels)]
         sums = [cgutils.alloca_once_value(b, spread(b, first, _LANES)) for first in firsts]
-        limit = spread(b, b.bitcast(b.shl(b.add(top, I64(1023)), I64(52)), DOUBLE), _LANES)
-        lost = cgutils.alloca_once_value(b, b.bitcast(splat(limit, 0.0), _ints(_LANES)))
+        limit = _power(b, top, DOUBLE if layout.products else STORED[layout.dtype])
+        none = ir.Constant(_ints(_LANES), None)
+        wrong, lost = cgutils.alloca_once_value(b, none), cgutils.alloca_once_value(b, none)
 
-        def keep(found: Value) -> None:
-            b.store(b.or_(b.load(lost), found), lost)
+        def keep(place: Value, found: Value) -> None:
+            b.store(b.or_(b.load(place), found), place)
 
         def add(value: Value, level: int) -> None:
             for place in sums[level:]:
@@ -177,26 +185,53 @@ def _block_sums(layout: Layout, low: int) -> Any:
                 after = b.fadd(before, value)
                 value = b.fsub(value, b.fsub(after, before))
                 b.store(after, place)
-            bits = b.bitcast(value, _ints(_LANES))
-            keep(b.and_(bits, splat(bits, (1 << 63) - 1)))  # -0.0 is nothing
+            keep(lost, b.bitcast(value, _ints(_LANES)))
 
-        zero, step = ir.Constant(I64, 0), ir.Constant(I64, _LANES * size)
-        with cgutils.for_range_slice(b, zero, nbytes, step, I64) as (at, _):
-            value = _wide(b, load(b, b.add(x, at), element, _LANES))
-            if layout.products:
-                other = _wide(b, load(b, b.add(y, at), element, _LANES))
-                product = b.fmul(value, other)
-                if in_two:
-                    keep(_mask(b, _is_small(b, value, other, product)))
-                    add(_rest_of_product(b, value, other, product), 1)
-                value = product
-            keep(_mask(b, b.fcmp_unordered(">=", _size(b, value), limit)))
-            add(value, 0)
+        for value, factors in _values(b, layout, x, y, nbytes):
+            if in_two:
+                keep(wrong, _mask(b, _is_small(b, value, *factors)))
+                add(_rest_of_product(b, value, *factors), 1)
+            keep(wrong, _mask(b, b.fcmp_unordered(">=", _size(b, value), limit)))
+            add(_wide(b, value), 0)
         found = [_difference(b, b.load(s), first) for s, first in zip(sums, firsts, strict=True)]
-        whole = b.zext(b.icmp_signed("==", _over_lanes(b, b.load(lost), b.or_), I64(0)), I64)
-        return cgutils.pack_array(b, [*found, whole])
+        bits = b.shl(b.load(lost), splat(none, 1))  # without the sign: -0.0 is nothing
+        whole = b.icmp_signed("==", _over_lanes(b, b.or_(bits, b.load(wrong)), b.or_), I64(0))
+        found += [I64(0)] * (layout.most - levels)
+        return cgutils.pack_array(b, [*found, b.zext(whole, I64)])
 
     return block_sums
+
+
+def _largest(layout: Layout) -> Any:
+    """Return the function of (x, y, nbytes) for the size of the largest element or product."""
+
+    @emits(types.float64(*[types.int64] * 3))
+    def largest(b: Builder, x: Value, y: Value, nbytes: Value) -> Value:
+        found = cgutils.alloca_once_value(b, ir.Constant(ir.VectorType(DOUBLE, _LANES), None))
+        for value, _ in _values(b, layout, x, y, nbytes):
+            size, before = _size(b, _wide(b, value)), b.load(found)
+            b.store(b.select(b.fcmp_ordered(">", size, before), size, before), found)
+
+        def larger(a: Value, c: Value) -> Value:
+            return b.select(b.fcmp_ordered(">", c, a), c, a)
+
+        return _over_lanes(b, b.load(found), larger)
+
+    return largest
+
+
+def _values(
+    b: Builder, layout: Layout, x: Value, y: Value, nbytes: Value
+) -> Iterator[tuple[Value, tuple[Value, ...]]]:
+    """Yield inside a loop over a block: elements, or products and their factors."""
+    element, step = STORED[layout.dtype], ir.Constant(I64, _LANES * layout.dtype.itemsize)
+    with cgutils.for_range_slice(b, ir.Constant(I64, 0), nbytes, step, I64) as (at, _):
+        value = load(b, b.add(x, at), element, _LANES)
+        if layout.products:
+            one, other = _wide(b, value), _wide(b, load(b, b.add(y, at), element, _LANES))
+            yield b.fmul(one, other), (one, other)
+        else:
+            yield value, ()
 
 
 def _first(b: Builder, top: Value, above: int, low: int) -> Value:
@@ -205,6 +240,12 @@ def _first(b: Builder, top: Value, above: int, low: int) -> Value:
     exponent = b.select(b.icmp_signed(">", exponent, I64(low)), exponent, I64(low))
     bits = b.or_(b.shl(b.add(exponent, I64(1023)), I64(52)), I64(1 << 51))
     return b.bitcast(bits, DOUBLE)
+
+
+def _power(b: Builder, exponent: Value, kind: ir.Type) -> Value:
+    """Return 2**exponent in all lanes; infinite if it is too large for a float32."""
+    power = b.bitcast(b.shl(b.add(exponent, I64(1023)), I64(52)), DOUBLE)
+    return spread(b, power if kind == DOUBLE else b.fptrunc(power, kind), _LANES)
 
 
 def _ints(lanes: int) -> ir.VectorType:
@@ -220,8 +261,9 @@ def _mask(b: Builder, condition: Value) -> Value:
 
 
 def _size(b: Builder, x: Value) -> Value:
-    bits = b.bitcast(x, _ints(_LANES))
-    return b.bitcast(b.and_(bits, splat(bits, (1 << 63) - 1)), x.type)
+    ints = ir.VectorType(I64 if x.type.element == DOUBLE else I32, _LANES)
+    bits = b.bitcast(x, ints)
+    return b.bitcast(b.and_(bits, splat(bits, (1 << (ints.element.width - 1)) - 1)), x.type)
 
 
 def _difference(b: Builder, total: Value, first: Value) -> Value:
@@ -237,7 +279,7 @@ def _over_lanes(b: Builder, x: Value, combine: Callable[[Value, Value], Value]) 
     return total
 
 
-def _is_small(b: Builder, x: Value, y: Value, product: Value) -> Value:
+def _is_small(b: Builder, product: Value, x: Value, y: Value) -> Value:
     """Return the mask for products that are not zero and may have bits below a float64's last."""
     zero = splat(x, 0.0)
     nonzero = b.and_(b.fcmp_unordered("!=", x, zero), b.fcmp_unordered("!=", y, zero))
@@ -245,7 +287,7 @@ def _is_small(b: Builder, x: Value, y: Value, product: Value) -> Value:
     return b.and_(nonzero, small)
 
 
-def _rest_of_product(b: Builder, x: Value, y: Value, product: Value) -> Value:
+def _rest_of_product(b: Builder, product: Value, x: Value, y: Value) -> Value:
     """Return x * y - product, exact if no part overflows; NaN or infinite otherwise."""
     (xh, xl), (yh, yl) = _split(b, x), _split(b, y)
     rest = b.fsub(product, b.fmul(xh, yh))
@@ -275,20 +317,6 @@ def _element(dtype: DType) -> Any:
 @emits(types.int64(types.float64))
 def _bits(b: Builder, x: Value) -> Value:
     return b.bitcast(x, I64)
-
-
-def _largest(layout: Layout) -> Any:
-    """Return the function for the size of a block's largest element or product."""
-    element, size, products = _element(layout.dtype), layout.dtype.itemsize, layout.products
-
-    def largest(x, y, nbytes):  # type: ignore[no-untyped-def]
-        found = 0.0
-        for at in range(0, nbytes, size):
-            value = abs(element(x + at) * element(y + at) if products else element(x + at))
-            found = value if value > found else found
-        return found
-
-    return _helper(largest, layout)
 
 
 def _add_elements(layout: Layout) -> Any:
@@ -354,11 +382,15 @@ def nc10d_add_product(words: int, x: float, y: float, lowest: int) -> None:
 @njit(nogil=True)
 def nc10d_add_integer(words: int, m: int, at: int) -> None:
     """words += m * 2**at, in units of the first limb; m has fewer than 63 bits"""
-    place, shift, size = words + 8 * (at // LIMB), at % LIMB, abs(m)
-    pieces = (size << shift) & _LOW, (size >> (LIMB - shift)) & _LOW, (size >> LIMB) >> (LIMB - shift)
-    for number in range(3):
-        piece = -pieces[number] if m < 0 else pieces[number]
-        memory.store(place + 8 * number, memory.load(place + 8 * number) + piece)
+    place, shift = words + 8 * (at >> 5), at & (LIMB - 1)
+    sign = m >> 63  # without a branch: half of all elements would take it
+    size = (m ^ sign) - sign
+    low = (size << shift) & _LOW
+    middle = (size >> (LIMB - shift)) & _LOW
+    high = (size >> LIMB) >> (LIMB - shift)
+    memory.store(place, memory.load(place) + ((low ^ sign) - sign))
+    memory.store(place + 8, memory.load(place + 8) + ((middle ^ sign) - sign))
+    memory.store(place + 16, memory.load(place + 16) + ((high ^ sign) - sign))
 
 
 @njit(nogil=True)
