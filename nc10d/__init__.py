@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from nc10d import cuda as cuda
     from nc10d import device_mesh as device_mesh
     from nc10d import distributed_c10d as distributed_c10d
+    from nc10d import exact as exact
     from nc10d import functional as functional
     from nc10d import nccl as nccl
     from nc10d import numba as numba
@@ -260,7 +261,8 @@ _NAMES = {
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 _SUBMODULES = {
-    *("cuda", "device_mesh", "distributed_c10d", "functional", "nccl", "numba", "observe")
+    *("cuda", "device_mesh", "distributed_c10d", "exact", "functional", "nccl", "numba"),
+    "observe",
 }
 """Public modules that an attribute of nc10d imports: `nc10d.functional` and so on."""
 

@@ -9,16 +9,17 @@ The elements go in blocks. In a block's vector code each lane has a cascade of a
 double that begins as 1.5 * 2**e rounds each addition to a multiple of 2**(e - 52); the lost part is
 exact (FastTwoSum, Dekker 1971) and goes to the next accumulator, 43 bits below. The bits of an
 accumulator, less those of its beginning, are an integer (as in Demmel and Nguyen 2015; Rump, Ogita
-and Oishi 2008 split like that). A block is not used if an element was too large for the first
-accumulator or had bits below the last: the block is added again, with accumulators that fit its
-largest element, or else element by element, as integers (as Neal 2015).
+and Oishi 2008 split like that). A block's sums are dropped if an element was too large for the
+first accumulator or had bits below the last. Then the block is added again: first to accumulators
+that fit its largest element, then to more of them, then element by element, as integers (as in
+Neal 2015).
 
 Three bins of 40 bits, as in Ahrens, Demmel and Nguyen 2020, need six words, but drop what lies
-below the bins: any order gives the same bits, and these are not those of the rounded sum. Words for
-the whole range cost a message of 136 to 1,104 bytes instead of 48, and the result is the best one.
+below the bins: any order gives the same bits, which are not always those of the rounded sum. Words
+for the whole range make a message of 136 to 1,104 bytes instead of 48, and every result right.
 
-Products of float32 are exact as float64. A product of float64 is the sum of two floats (Veltkamp's
-and Dekker's, without FMA) or, outside the range where that is exact, an integer of 106 bits.
+Products of floats with up to 32 bits are exact as float64. A product of float64 is the sum of two
+floats (Veltkamp's splitting, Dekker's product, no FMA), or an integer where that is not exact.
 """
 
 from __future__ import annotations
@@ -35,55 +36,54 @@ from numba.core import cgutils
 from nc10d.arrays.dtypes import DType
 from nc10d.kernels import words as memory
 from nc10d.kernels.cache import compiled, entry_point, made_once
-from nc10d.kernels.simd import DOUBLE, I32, I64, STORED, Builder, Value, emits, load, splat, spread
+from nc10d.kernels.simd import (  # fmt: skip
+    DOUBLE,
+    I32,
+    I64,
+    STORED,
+    WIDEN,
+    Builder,
+    Value,
+    emits,
+    load,
+    splat,
+    spread,
+    vector,
+)
 
 LIMB = 32
 """Bits of a limb. The rest of its word is for carries: from 2**31 ranks, or MOST_ELEMENTS."""
 MOST_ELEMENTS = 1 << 28
 """The most elements of a call."""
-NAN, INFINITY, NEGATIVE_INFINITY, COUNT = range(-4, 0)
-"""The words behind the limbs: how many elements or products are that, and how many there are."""
+COUNTS = 4
+"""Words behind the limbs: how many elements are NaN, infinite, -infinite, and how many there are"""
 
-SIGNATURE = "void(int64, int64, int64, int64)"
 _LANES = 8
 _BLOCK = 256 * _LANES
 _LEVEL_BITS = 43
 _HEADROOM = 10
 """A first accumulator's exponent less the largest element's: 256 elements, sign, 1.5, rounding."""
-_LARGEST_TOP = 1023 - _HEADROOM
+_LOWEST_TOP, _HIGHEST_TOP = -1022, 1023 - _HEADROOM
 _LEAST_PRODUCT = 2.0**-960
-"""Nonzero products from here on are the sum of two floats."""
-_LOW = (1 << LIMB) - 1
-_SIGNIFICAND = (1 << 52) - 1
-_HALF = 27
-_HALF_LOW = (1 << _HALF) - 1
+"""Products from here on, and those that are zero, are the sum of two floats."""
 _LARGEST = 1.7976931348623157e308
+_INTS = vector(I64, _LANES)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The words of a sum: limbs in units of 2**`lowest`, the lowest first, then four counts.
+    """The words of a sum: `limbs` in units of 2**`lowest`, the lowest first, then COUNTS.
 
-    All elements or products are below 2**`highest`. A lane has `least` accumulators, and `most`
-    in blocks that need more.
+    The limbs have 64 bits more than a sum of one element. A lane has `least` accumulators, and
+    `most` in blocks that need more.
     """
 
     dtype: DType
     products: bool
     lowest: int
-    highest: int
+    limbs: int
     least: int
     most: int
-
-    @property
-    def limbs(self) -> int:
-        """The number of limbs; 64 bits above `highest` are for carries."""
-        return -((self.lowest - self.highest - 64) // LIMB)
-
-    @property
-    def words(self) -> int:
-        """The number of words."""
-        return self.limbs - NAN
 
     @property
     def name(self) -> str:
@@ -91,14 +91,14 @@ class Layout:
         return f"exact_{'dot' if self.products else 'sum'}_{self.dtype.label}"
 
 
-# A float32 has up to 52 zeros at its end as a float64.
 LAYOUTS = {
     (layout.dtype, layout.products): layout
     for layout in (
-        Layout(DType.FLOAT32, False, -149 - 52, 128, 1, 7),
-        Layout(DType.FLOAT32, True, -298 - 52, 256, 2, 7),
-        Layout(DType.FLOAT64, False, -1074, 1024, 2, 6),
-        Layout(DType.FLOAT64, True, -2148, 2048, 4, 6),
+        # A float32 has up to 52 zeros at its end as a float64.
+        *(Layout(dtype, False, -149 - 52, 13, 1, 7) for dtype in (DType.FLOAT32, *WIDEN)),
+        *(Layout(dtype, True, 2 * (-149 - 52), 23, 2, 7) for dtype in (DType.FLOAT32, *WIDEN)),
+        Layout(DType.FLOAT64, False, -1074, 68, 2, 6),
+        Layout(DType.FLOAT64, True, 2 * -1074, 134, 4, 6),
     )
 }
 _kernels: dict[str, Any] = {}
@@ -106,56 +106,51 @@ _kernels: dict[str, Any] = {}
 
 def exact_kernel(layout: Layout) -> Callable[..., None]:
     """Return the kernel, which lets go of the GIL. May block to compile."""
-    entry: Callable[..., None] = entry_point(dispatcher(layout))
-    return entry
-
-
-def dispatcher(layout: Layout) -> Any:
-    """Return the kernel as Numba has it. May block to compile."""
-    return made_once(_kernels, layout.name, lambda: _compile(layout))
+    make = lambda: entry_point(compiled_kernel(layout))  # noqa: E731
+    kernel: Callable[..., None] = made_once(_kernels, layout.name, make)
+    return kernel
 
 
 def every_kernel() -> Iterator[tuple[str, Callable[[], object]]]:
-    """Yield the name of each kernel and the call that makes it: for warming up."""
+    """Yield the names of kernels for wide floats, and calls that make them: for warming up."""
     for layout in LAYOUTS.values():
-        yield layout.name, partial(exact_kernel, layout)
+        if layout.dtype not in WIDEN:
+            yield layout.name, partial(exact_kernel, layout)
 
 
-def _compile(layout: Layout) -> Any:
+def compiled_kernel(layout: Layout) -> Any:
+    """Return the kernel as Numba has it. Blocks to compile."""
     size, limbs, lowest, levels = layout.dtype.itemsize, layout.limbs, layout.lowest, layout.most
-    low = max(lowest + 52, -1022)
+    low = max(lowest + 52, _LOWEST_TOP)
     quick, deep = (_block_sums(layout, low, count) for count in (layout.least, levels))
-    largest, add = _largest(layout), _add_elements(layout)
+    largest, add_elements = _largest(layout), _add_elements(layout)
 
     def kernel(words, x, y, count):  # type: ignore[no-untyped-def]
         """words += sum(x), or sum(x * y)"""
-        top, missed, blocks = low, 0, 0
+        top, blocks, missed = low, 0, 0
         for start in range(0, count * size, _BLOCK * size):
             a, b = x + start, y + start
             end = min(_BLOCK * size, count * size - start)
             whole = end & -(_LANES * size)
             is_deep = 4 * missed > blocks
-            blocks += 1
             while True:
                 sums = deep(a, b, whole, top) if is_deep else quick(a, b, whole, top)
                 own = top if sums[levels] else max(nc10d_top(largest(a, b, whole)), low)
-                if own > _LARGEST_TOP or (own == top and (is_deep or sums[levels])):
+                if sums[levels] or own > _HIGHEST_TOP or (own == top and is_deep):
                     break
-                if own == top:
-                    is_deep = True
-                    missed += 1
+                is_deep |= own == top
                 top = own
+            blocks, missed = blocks + 1, missed + is_deep
             if sums[levels]:
                 for level in range(levels):
                     exponent = max(top + _HEADROOM - level * _LEVEL_BITS, low)
                     nc10d_add_integer(words, sums[level], exponent - 52 - lowest)
-            add(words, a, b, whole if sums[levels] else 0, end)
+            add_elements(words, a, b, whole if sums[levels] else 0, end)
         nc10d_carry(words, limbs)
-        last = words + 8 * (limbs + 3)
-        memory.store(last, memory.load(last) + count)
+        nc10d_add_word(words + 8 * (limbs + 3), count)
 
     kernel.__name__ = kernel.__qualname__ = layout.name
-    return compiled(SIGNATURE)(kernel)
+    return compiled("void(int64, int64, int64, int64)")(kernel)
 
 
 # The vector code
@@ -170,11 +165,13 @@ def _block_sums(layout: Layout, low: int, levels: int) -> Any:
 
     @emits(types.UniTuple(types.int64, layout.most + 1)(*[types.int64] * 4))
     def block_sums(b: Builder, x: Value, y: Value, nbytes: Value, top: Value) -> Value:
-        firsts = [_first(b, top, _HEADROOM - level * _LEVEL_BITS, low) for level in range(levels)]
-        sums = [cgutils.alloca_once_value(b, spread(b, first, _LANES)) for first in firsts]
-        limit = _power(b, top, DOUBLE if layout.products else STORED[layout.dtype])
-        none = ir.Constant(_ints(_LANES), None)
-        wrong, lost = cgutils.alloca_once_value(b, none), cgutils.alloca_once_value(b, none)
+        firsts = []
+        for level in range(levels):
+            exponent = b.add(top, I64(_HEADROOM - level * _LEVEL_BITS))
+            exponent = b.select(b.icmp_signed(">", exponent, I64(low)), exponent, I64(low))
+            firsts.append(spread(b, b.fmul(_power(b, exponent), DOUBLE(1.5)), _LANES))
+        sums = [cgutils.alloca_once_value(b, first) for first in firsts]
+        wrong, lost = (cgutils.alloca_once_value(b, ir.Constant(_INTS, None)) for _ in range(2))
 
         def keep(place: Value, found: Value) -> None:
             b.store(b.or_(b.load(place), found), place)
@@ -185,97 +182,86 @@ def _block_sums(layout: Layout, low: int, levels: int) -> Any:
                 after = b.fadd(before, value)
                 value = b.fsub(value, b.fsub(after, before))
                 b.store(after, place)
-            keep(lost, b.bitcast(value, _ints(_LANES)))
+            keep(lost, b.bitcast(value, _INTS))
 
         for value, factors in _values(b, layout, x, y, nbytes):
+            limit = b.fpext if value.type.element == DOUBLE else b.fptrunc
+            limit = spread(b, limit(_power(b, top), value.type.element), _LANES)
+            too_large = b.fcmp_unordered(">=", _size(b, value), limit)
             if in_two:
-                keep(wrong, _mask(b, _is_small(b, value, *factors)))
+                too_large = b.or_(too_large, _is_small(b, value, *factors))
                 add(_rest_of_product(b, value, *factors), 1)
-            keep(wrong, _mask(b, b.fcmp_unordered(">=", _size(b, value), limit)))
+            keep(wrong, b.sext(too_large, _INTS))
             add(_wide(b, value), 0)
-        found = [_difference(b, b.load(s), first) for s, first in zip(sums, firsts, strict=True)]
-        bits = b.shl(b.load(lost), splat(none, 1))  # without the sign: -0.0 is nothing
-        whole = b.icmp_signed("==", _over_lanes(b, b.or_(bits, b.load(wrong)), b.or_), I64(0))
-        found += [I64(0)] * (layout.most - levels)
-        return cgutils.pack_array(b, [*found, b.zext(whole, I64)])
+        results = [
+            _over_lanes(b, b.sub(b.bitcast(b.load(place), _INTS), b.bitcast(first, _INTS)), b.add)
+            for place, first in zip(sums, firsts, strict=True)
+        ]
+        results += [I64(0)] * (layout.most - levels)
+        lost_bits = b.shl(b.load(lost), splat(b.load(lost), 1))  # without a sign: -0.0 is nothing
+        failed = _over_lanes(b, b.or_(lost_bits, b.load(wrong)), b.or_)
+        return cgutils.pack_array(b, [*results, b.zext(b.icmp_signed("==", failed, I64(0)), I64)])
 
     return block_sums
 
 
 def _largest(layout: Layout) -> Any:
-    """Return the function of (x, y, nbytes) for the size of the largest element or product."""
+    """Return the function of (x, y, nbytes) for the size of a block's largest element or product."""
 
     @emits(types.float64(*[types.int64] * 3))
     def largest(b: Builder, x: Value, y: Value, nbytes: Value) -> Value:
-        found = cgutils.alloca_once_value(b, ir.Constant(ir.VectorType(DOUBLE, _LANES), None))
+        found = cgutils.alloca_once_value(b, ir.Constant(vector(DOUBLE, _LANES), None))
         for value, _ in _values(b, layout, x, y, nbytes):
-            size, before = _size(b, _wide(b, value)), b.load(found)
-            b.store(b.select(b.fcmp_ordered(">", size, before), size, before), found)
-
-        def larger(a: Value, c: Value) -> Value:
-            return b.select(b.fcmp_ordered(">", c, a), c, a)
-
-        return _over_lanes(b, b.load(found), larger)
+            b.store(_larger(b, _wide(b, _size(b, value)), b.load(found)), found)
+        return _over_lanes(b, b.load(found), partial(_larger, b))
 
     return largest
+
+
+def _larger(b: Builder, x: Value, y: Value) -> Value:
+    """Return the larger one; y if x is NaN."""
+    return b.select(b.fcmp_ordered(">", x, y), x, y)
 
 
 def _values(
     b: Builder, layout: Layout, x: Value, y: Value, nbytes: Value
 ) -> Iterator[tuple[Value, tuple[Value, ...]]]:
-    """Yield inside a loop over a block: elements, or products and their factors."""
-    element, step = STORED[layout.dtype], ir.Constant(I64, _LANES * layout.dtype.itemsize)
+    """Yield, inside a loop over a block, its elements, or the products and their factors."""
+    step = ir.Constant(I64, _LANES * layout.dtype.itemsize)
     with cgutils.for_range_slice(b, ir.Constant(I64, 0), nbytes, step, I64) as (at, _):
-        value = load(b, b.add(x, at), element, _LANES)
+        value = _load(b, layout.dtype, b.add(x, at), _LANES)
         if layout.products:
-            one, other = _wide(b, value), _wide(b, load(b, b.add(y, at), element, _LANES))
+            one, other = _wide(b, value), _wide(b, _load(b, layout.dtype, b.add(y, at), _LANES))
             yield b.fmul(one, other), (one, other)
         else:
             yield value, ()
 
 
-def _first(b: Builder, top: Value, above: int, low: int) -> Value:
-    """Return 1.5 * 2**max(top + above, low)."""
-    exponent = b.add(top, I64(above))
-    exponent = b.select(b.icmp_signed(">", exponent, I64(low)), exponent, I64(low))
-    bits = b.or_(b.shl(b.add(exponent, I64(1023)), I64(52)), I64(1 << 51))
-    return b.bitcast(bits, DOUBLE)
-
-
-def _power(b: Builder, exponent: Value, kind: ir.Type) -> Value:
-    """Return 2**exponent in all lanes; infinite if it is too large for a float32."""
-    power = b.bitcast(b.shl(b.add(exponent, I64(1023)), I64(52)), DOUBLE)
-    return spread(b, power if kind == DOUBLE else b.fptrunc(power, kind), _LANES)
-
-
-def _ints(lanes: int) -> ir.VectorType:
-    return ir.VectorType(I64, lanes)
+def _load(b: Builder, dtype: DType, at: Value, lanes: int) -> Value:
+    """Load elements as float32 or float64."""
+    found = load(b, at, STORED[dtype], lanes)
+    return WIDEN[dtype](b, found) if dtype in WIDEN else found
 
 
 def _wide(b: Builder, x: Value) -> Value:
-    return x if x.type.element == DOUBLE else b.fpext(x, ir.VectorType(DOUBLE, _LANES))
+    return x if x.type.element == DOUBLE else b.fpext(x, vector(DOUBLE, x.type.count))
 
 
-def _mask(b: Builder, condition: Value) -> Value:
-    return b.sext(condition, _ints(_LANES))
+def _power(b: Builder, exponent: Value) -> Value:
+    """Return 2.0**exponent, which is normal."""
+    return b.bitcast(b.shl(b.add(exponent, I64(1023)), I64(52)), DOUBLE)
 
 
 def _size(b: Builder, x: Value) -> Value:
-    ints = ir.VectorType(I64 if x.type.element == DOUBLE else I32, _LANES)
-    bits = b.bitcast(x, ints)
-    return b.bitcast(b.and_(bits, splat(bits, (1 << (ints.element.width - 1)) - 1)), x.type)
-
-
-def _difference(b: Builder, total: Value, first: Value) -> Value:
-    """Return what the lanes have above `first`, in units of the last place."""
-    bits = b.bitcast(total, _ints(_LANES))
-    return _over_lanes(b, b.sub(bits, spread(b, b.bitcast(first, I64), _LANES)), b.add)
+    element = I64 if x.type.element == DOUBLE else I32
+    bits = b.bitcast(x, vector(element, _LANES))
+    return b.bitcast(b.and_(bits, splat(bits, (1 << (element.width - 1)) - 1)), x.type)
 
 
 def _over_lanes(b: Builder, x: Value, combine: Callable[[Value, Value], Value]) -> Value:
-    total = b.extract_element(x, I64(0))
+    total = b.extract_element(x, I32(0))
     for lane in range(1, x.type.count):
-        total = combine(total, b.extract_element(x, I64(lane)))
+        total = combine(total, b.extract_element(x, I32(lane)))
     return total
 
 
@@ -283,8 +269,7 @@ def _is_small(b: Builder, product: Value, x: Value, y: Value) -> Value:
     """Return the mask for products that are not zero and may have bits below a float64's last."""
     zero = splat(x, 0.0)
     nonzero = b.and_(b.fcmp_unordered("!=", x, zero), b.fcmp_unordered("!=", y, zero))
-    small = b.fcmp_ordered("<", _size(b, product), splat(x, _LEAST_PRODUCT))
-    return b.and_(nonzero, small)
+    return b.and_(nonzero, b.fcmp_ordered("<", _size(b, product), splat(x, _LEAST_PRODUCT)))
 
 
 def _rest_of_product(b: Builder, product: Value, x: Value, y: Value) -> Value:
@@ -297,21 +282,39 @@ def _rest_of_product(b: Builder, product: Value, x: Value, y: Value) -> Value:
 
 def _split(b: Builder, x: Value) -> tuple[Value, Value]:
     """Return two floats of 26 bits whose sum is x (Veltkamp 1968)."""
-    scaled = b.fmul(x, splat(x, 2.0**_HALF + 1))
+    scaled = b.fmul(x, splat(x, 2.0**27 + 1))
     high = b.fsub(scaled, b.fsub(scaled, x))
     return high, b.fsub(x, high)
 
 
-# A block's elements, one by one
+# Elements as integers, one by one
 
 
-def _element(dtype: DType) -> Any:
+def _add_elements(layout: Layout) -> Any:
+    """Return the function that adds a block's elements from byte `start` to byte `end`."""
+    size, lowest, products = layout.dtype.itemsize, layout.lowest, layout.products
+    counts = 8 * layout.limbs
+
     @emits(types.float64(types.int64))
     def element(b: Builder, at: Value) -> Value:
-        x = b.load(b.inttoptr(at, STORED[dtype].as_pointer()), align=1)
-        return x if x.type == DOUBLE else b.fpext(x, DOUBLE)
+        return b.extract_element(_wide(b, _load(b, layout.dtype, at, 1)), I32(0))
 
-    return element
+    def add_elements(words, x, y, start, end):  # type: ignore[no-untyped-def]
+        for at in range(start, end, size):
+            a, b = element(x + at), element(y + at) if products else 1.0
+            if not (abs(a) <= _LARGEST and abs(b) <= _LARGEST):
+                value = a * b
+                place = 0 if value != value else 8 if value > 0.0 else 16
+                nc10d_add_word(words + counts + place, 1)
+            elif products:
+                nc10d_add_product(words, a, b, lowest)
+            else:
+                m, exponent = nc10d_parts(a)
+                nc10d_add_integer(words, m, exponent - lowest)
+
+    # Compiled helpers have names that are unique in the package.
+    add_elements.__qualname__ = f"nc10d_add_to_{layout.name}"
+    return njit(nogil=True)(add_elements)
 
 
 @emits(types.int64(types.float64))
@@ -319,84 +322,54 @@ def _bits(b: Builder, x: Value) -> Value:
     return b.bitcast(x, I64)
 
 
-def _add_elements(layout: Layout) -> Any:
-    """Return the function that adds the elements from byte `start` to byte `end` to the words."""
-    element, size, products = _element(layout.dtype), layout.dtype.itemsize, layout.products
-    special, lowest = 8 * layout.limbs, layout.lowest
-    in_two = products and layout.dtype is DType.FLOAT64
-
-    def add_elements(words, x, y, start, end):  # type: ignore[no-untyped-def]
-        for at in range(start, end, size):
-            a = element(x + at)
-            b = element(y + at) if products else 1.0
-            value = a * b
-            if not (abs(a) <= _LARGEST and abs(b) <= _LARGEST):
-                kind = 0 if value != value else 8 if value > 0.0 else 16
-                place = words + special + kind
-                memory.store(place, memory.load(place) + 1)
-            elif in_two:
-                nc10d_add_product(words, a, b, lowest)
-            else:
-                m, exponent = nc10d_parts(value)
-                nc10d_add_integer(words, m, exponent - lowest)
-
-    return _helper(add_elements, layout)
-
-
-def _helper(function: Any, layout: Layout) -> Any:
-    """Return a function for compiled code, under a name that no other in the package has."""
-    function.__qualname__ = f"nc10d_{function.__name__}_{layout.name}"
-    return njit(nogil=True)(function)
+@njit(nogil=True)
+def nc10d_top(size: float) -> int:
+    """Return the least e from _LOWEST_TOP on with size < 2**e."""
+    return (_bits(size) >> 52) + _LOWEST_TOP
 
 
 @njit(nogil=True)
 def nc10d_parts(x: float) -> tuple[int, int]:
     """Return the integer m and the exponent e of a finite x = m * 2**e."""
-    found = _bits(x)
-    size, exponent = found & _SIGNIFICAND, found >> 52 & 0x7FF
-    if exponent:
-        size |= _SIGNIFICAND + 1
-    else:
-        exponent = 1
-    return (-size if found < 0 else size), exponent - 1075
-
-
-@njit(nogil=True)
-def nc10d_top(size: float) -> int:
-    """Return the least e from -1022 on with size < 2**e."""
-    return (_bits(size) >> 52) - 1022
+    found, hidden = _bits(x), 1 << 52
+    biased = found >> 52 & 0x7FF
+    size = found & (hidden - 1) | (hidden if biased else 0)
+    return (-size if found < 0 else size), max(biased, 1) - 1075
 
 
 @njit(nogil=True)
 def nc10d_add_product(words: int, x: float, y: float, lowest: int) -> None:
     """words += x * y, of finite numbers"""
     (m, at), (n, more) = nc10d_parts(x), nc10d_parts(y)
+    (mh, ml), (nh, nl) = divmod(m, 1 << 27), divmod(n, 1 << 27)
     at += more - lowest
-    high, low = m >> _HALF, m & _HALF_LOW
-    upper, lower = n >> _HALF, n & _HALF_LOW
-    nc10d_add_integer(words, low * lower, at)
-    nc10d_add_integer(words, high * lower + low * upper, at + _HALF)
-    nc10d_add_integer(words, high * upper, at + 2 * _HALF)
+    nc10d_add_integer(words, ml * nl, at)
+    nc10d_add_integer(words, mh * nl + ml * nh, at + 27)
+    nc10d_add_integer(words, mh * nh, at + 54)
 
 
 @njit(nogil=True)
 def nc10d_add_integer(words: int, m: int, at: int) -> None:
     """words += m * 2**at, in units of the first limb; m has fewer than 63 bits"""
-    place, shift = words + 8 * (at >> 5), at & (LIMB - 1)
-    sign = m >> 63  # without a branch: half of all elements would take it
+    place, shift, mask = words + 8 * (at // LIMB), at % LIMB, (1 << LIMB) - 1
+    sign = m >> 63  # no branch: half of all elements would take it
     size = (m ^ sign) - sign
-    low = (size << shift) & _LOW
-    middle = (size >> (LIMB - shift)) & _LOW
-    high = (size >> LIMB) >> (LIMB - shift)
-    memory.store(place, memory.load(place) + ((low ^ sign) - sign))
-    memory.store(place + 8, memory.load(place + 8) + ((middle ^ sign) - sign))
-    memory.store(place + 16, memory.load(place + 16) + ((high ^ sign) - sign))
+    limbs = size << shift & mask, size >> (LIMB - shift) & mask, size >> LIMB >> (LIMB - shift)
+    nc10d_add_word(place, (limbs[0] ^ sign) - sign)
+    nc10d_add_word(place + 8, (limbs[1] ^ sign) - sign)
+    nc10d_add_word(place + 16, (limbs[2] ^ sign) - sign)
 
 
 @njit(nogil=True)
 def nc10d_carry(words: int, limbs: int) -> None:
     """Leave 32 bits in each limb but the last, which has the sign."""
     for at in range(words, words + 8 * (limbs - 1), 8):
-        limb = memory.load(at)
-        memory.store(at, limb & _LOW)
-        memory.store(at + 8, memory.load(at + 8) + (limb >> LIMB))
+        carry = memory.load(at) >> LIMB
+        nc10d_add_word(at, -(carry << LIMB))
+        nc10d_add_word(at + 8, carry)
+
+
+@njit(nogil=True)
+def nc10d_add_word(address: int, value: int) -> None:
+    """words[0] += value"""
+    memory.store(address, memory.load(address) + value)

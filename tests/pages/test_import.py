@@ -53,7 +53,7 @@ def test_dir_has_the_public_names_and_no_others() -> None:
     """Also after an import of every module, and of the modules that typing needs."""
     listed = {name for name in dir(nc10d) if name != "__version__"}
     assert listed >= {name for name in nc10d.__all__ if not name.startswith("_")}
-    modules = {"cuda", "device_mesh", "distributed_c10d", "functional", "group", "nccl"}
+    modules = {"cuda", "device_mesh", "distributed_c10d", "exact", "functional", "group", "nccl"}
     modules |= {"numba", "observe"}
     assert listed - set(nc10d.__all__) == modules
     assert not [name for name in listed if name.startswith("_")]
@@ -102,7 +102,7 @@ print(Reducer.__module__, set(nc10d.reducer.__all__) == set({names.split()}))"""
     assert fresh(code).split("\n") == ["[]", "nc10d.reducer.reducer True"]
 
 
-SUBMODULES = ["observe.FlightRecorder", "functional.all_reduce", "cuda.stream"]
+SUBMODULES = ["observe.FlightRecorder", "functional.all_reduce", "cuda.stream", "exact.sum"]
 
 
 @pytest.mark.parametrize("use", SUBMODULES)
