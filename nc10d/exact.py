@@ -7,9 +7,9 @@ Common to all calls:
 
 - Results are Python floats: the exact result, rounded once to float64, to the nearest, ties to
   even. That holds for every dtype; rounding to float32 afterwards is a second rounding.
-- Arrays are host arrays of any library, of any shape and strides, of any floats: float64, float32,
-  float16, bfloat16, 8-bit floats; TypeError for others. Arrays that are not C-contiguous
-  are copied first.
+- Arrays are host arrays of any library and of any shape and strides; those that are not
+  C-contiguous are copied first. They hold float64, float32, float16, bfloat16 or 8-bit floats;
+  TypeError for others. Ints need no such calls: SUM has the same bits in any order.
 - Ranks pass arrays of one dtype. Shapes may differ between ranks, and may be empty. The exact sum
   of nothing is 0.0.
 - No intermediate result overflows or underflows: 1e308 + 1e308 - 1e308 is 1e308. A result is
@@ -37,13 +37,6 @@ from nc10d.kernels.exact_sums import COUNTS, LAYOUTS, LIMB, MOST_ELEMENTS, exact
 from nc10d.ops import SUM, Array
 
 _SUBNORMAL, _SMALLEST_NORMAL = 2.0**-1074, 2.0**-1022
-_WHY_NOT = {
-    ElementKind.BOOL: "truth values: their count by all_reduce is exact",
-    ElementKind.INT: "ints: all_reduce with SUM has the same bits in any order",
-    ElementKind.UINT: "ints: all_reduce with SUM has the same bits in any order",
-    ElementKind.COMPLEX: "complex numbers: pass x.real and x.imag",
-    ElementKind.RECORD: "records: pass a field",
-}
 
 
 def sum(x: Array, group: GroupLike = None) -> float:
@@ -139,10 +132,12 @@ def _value(words: list[int], lowest: int) -> _Sum:
 
 
 def _host_buffer(name: str, x: Array) -> Buffer:
-    """Return the memory of an array, or of a copy without gaps; TypeError for others."""
+    """Return the memory of an array, or of a copy without gaps; TypeError for others, such
+    as ints, for which all_reduce with SUM has the same bits in any order."""
     buffer = as_buffer(x)
     if buffer.dtype.family is not ElementKind.FLOAT:
-        raise TypeError(f"exact.{name} is for floats, not for {_WHY_NOT[buffer.dtype.family]}")
+        hint = "all_reduce with SUM has the same bits in any order for ints"
+        raise TypeError(f"exact.{name} is for floats, not {buffer.dtype.label} ({hint})")
     if buffer.device != "cpu":
         raise TypeError(f"exact.{name} is for host arrays: copy this from {buffer.device} first")
     return buffer if buffer.contiguous else as_buffer(np.ascontiguousarray(buffer.as_numpy()))

@@ -1,18 +1,17 @@
 """Exact sums of floats, and of products of floats: integers in place of rounded numbers.
 
 Contract: void(words, x, y, count), with the address of contiguous elements in `x`, and in `y` for
-products; `words` is the address of int64 words, as `Layout` says. A kernel adds its elements to
+products; `words` is the address of int64 words, as `SumLayout` says. A kernel adds its elements to
 what the words stand for. No bit is lost, so neither order nor partition matters, and ranks may add
 their words.
 
-The elements go in blocks. In a block's vector code each lane has a cascade of accumulators. A
-double that begins as 1.5 * 2**e rounds each addition to a multiple of 2**(e - 52); the lost part is
-exact (FastTwoSum, Dekker 1971) and goes to the next accumulator, 43 bits below. The bits of an
+A block of elements is summed by vector code. Each lane has a cascade of accumulators. A double that
+begins as 1.5 * 2**e rounds each addition to a multiple of 2**(e - 52); the lost part is exact
+(FastTwoSum, Dekker 1971) and goes to the next accumulator, 43 bits below. The bits of an
 accumulator, less those of its beginning, are an integer (as in Demmel and Nguyen 2015; Rump, Ogita
-and Oishi 2008 split like that). A block's sums are dropped if an element was too large for the
-first accumulator or had bits below the last. Then the block is added again: first to accumulators
-that fit its largest element, then to more of them, then element by element, as integers (as in
-Neal 2015).
+and Oishi 2008 split like that). If an element was too large for the first accumulator, or had bits
+below the last, the block's sums are dropped. The next attempts are accumulators that fit the
+largest element, more accumulators, and integers, element by element (as in Neal 2015).
 
 Three bins of 40 bits, as in Ahrens, Demmel and Nguyen 2020, need six words, but drop what lies
 below the bins: any order gives the same bits, which are not always those of the rounded sum. Words
@@ -34,22 +33,10 @@ from numba import njit, types
 from numba.core import cgutils
 
 from nc10d.arrays.dtypes import DType
+from nc10d.kernels import simd
 from nc10d.kernels import words as memory
 from nc10d.kernels.cache import compiled, entry_point, made_once
-from nc10d.kernels.simd import (  # fmt: skip
-    DOUBLE,
-    I32,
-    I64,
-    STORED,
-    WIDEN,
-    Builder,
-    Value,
-    emits,
-    load,
-    splat,
-    spread,
-    vector,
-)
+from nc10d.kernels.simd import DOUBLE, I32, I64, WIDEN, Builder, Value, emits, splat, vector
 
 LIMB = 32
 """Bits of a limb. The rest of its word is for carries: from 2**31 ranks, or MOST_ELEMENTS."""
@@ -63,7 +50,7 @@ _BLOCK = 256 * _LANES
 _LEVEL_BITS = 43
 _HEADROOM = 10
 """A first accumulator's exponent less the largest element's: 256 elements, sign, 1.5, rounding."""
-_LOWEST_TOP, _HIGHEST_TOP = -1022, 1023 - _HEADROOM
+_HIGHEST_TOP = 1023 - _HEADROOM
 _LEAST_PRODUCT = 2.0**-960
 """Products from here on, and those that are zero, are the sum of two floats."""
 _LARGEST = 1.7976931348623157e308
@@ -71,7 +58,7 @@ _INTS = vector(I64, _LANES)
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class SumLayout:
     """The words of a sum: `limbs` in units of 2**`lowest`, the lowest first, then COUNTS.
 
     The limbs have 64 bits more than a sum of one element. A lane has `least` accumulators, and
@@ -95,16 +82,16 @@ LAYOUTS = {
     (layout.dtype, layout.products): layout
     for layout in (
         # A float32 has up to 52 zeros at its end as a float64.
-        *(Layout(dtype, False, -149 - 52, 13, 1, 7) for dtype in (DType.FLOAT32, *WIDEN)),
-        *(Layout(dtype, True, 2 * (-149 - 52), 23, 2, 7) for dtype in (DType.FLOAT32, *WIDEN)),
-        Layout(DType.FLOAT64, False, -1074, 68, 2, 6),
-        Layout(DType.FLOAT64, True, 2 * -1074, 134, 4, 6),
+        *(SumLayout(dtype, False, -149 - 52, 13, 1, 7) for dtype in (DType.FLOAT32, *WIDEN)),
+        *(SumLayout(dtype, True, 2 * (-149 - 52), 23, 2, 7) for dtype in (DType.FLOAT32, *WIDEN)),
+        SumLayout(DType.FLOAT64, False, -1074, 68, 2, 6),
+        SumLayout(DType.FLOAT64, True, 2 * -1074, 134, 4, 6),
     )
 }
 _kernels: dict[str, Any] = {}
 
 
-def exact_kernel(layout: Layout) -> Callable[..., None]:
+def exact_kernel(layout: SumLayout) -> Callable[..., None]:
     """Return the kernel, which lets go of the GIL. May block to compile."""
     make = lambda: entry_point(compiled_kernel(layout))  # noqa: E731
     kernel: Callable[..., None] = made_once(_kernels, layout.name, make)
@@ -118,10 +105,10 @@ def every_kernel() -> Iterator[tuple[str, Callable[[], object]]]:
             yield layout.name, partial(exact_kernel, layout)
 
 
-def compiled_kernel(layout: Layout) -> Any:
+def compiled_kernel(layout: SumLayout) -> Any:
     """Return the kernel as Numba has it. Blocks to compile."""
     size, limbs, lowest, levels = layout.dtype.itemsize, layout.limbs, layout.lowest, layout.most
-    low = max(lowest + 52, _LOWEST_TOP)
+    low = max(lowest + 52, -1022)
     quick, deep = (_block_sums(layout, low, count) for count in (layout.least, levels))
     largest, add_elements = _largest(layout), _add_elements(layout)
 
@@ -135,7 +122,7 @@ def compiled_kernel(layout: Layout) -> Any:
             is_deep = 4 * missed > blocks
             while True:
                 sums = deep(a, b, whole, top) if is_deep else quick(a, b, whole, top)
-                own = top if sums[levels] else max(nc10d_top(largest(a, b, whole)), low)
+                own = top if sums[levels] else max((largest(a, b, whole) >> 52) - 1022, low)
                 if sums[levels] or own > _HIGHEST_TOP or (own == top and is_deep):
                     break
                 is_deep |= own == top
@@ -156,7 +143,7 @@ def compiled_kernel(layout: Layout) -> Any:
 # The vector code
 
 
-def _block_sums(layout: Layout, low: int, levels: int) -> Any:
+def _block_sums(layout: SumLayout, low: int, levels: int) -> Any:
     """Return the function of (x, y, nbytes, top) that sums a block, whose elements are < 2**top.
 
     The result has an int for each of the layout's levels, and whether these are the whole sum.
@@ -169,7 +156,7 @@ def _block_sums(layout: Layout, low: int, levels: int) -> Any:
         for level in range(levels):
             exponent = b.add(top, I64(_HEADROOM - level * _LEVEL_BITS))
             exponent = b.select(b.icmp_signed(">", exponent, I64(low)), exponent, I64(low))
-            firsts.append(spread(b, b.fmul(_power(b, exponent), DOUBLE(1.5)), _LANES))
+            firsts.append(simd.spread(b, b.fmul(_power(b, exponent), DOUBLE(1.5)), _LANES))
         sums = [cgutils.alloca_once_value(b, first) for first in firsts]
         wrong, lost = (cgutils.alloca_once_value(b, ir.Constant(_INTS, None)) for _ in range(2))
 
@@ -186,7 +173,7 @@ def _block_sums(layout: Layout, low: int, levels: int) -> Any:
 
         for value, factors in _values(b, layout, x, y, nbytes):
             limit = b.fpext if value.type.element == DOUBLE else b.fptrunc
-            limit = spread(b, limit(_power(b, top), value.type.element), _LANES)
+            limit = simd.spread(b, limit(_power(b, top), value.type.element), _LANES)
             too_large = b.fcmp_unordered(">=", _size(b, value), limit)
             if in_two:
                 too_large = b.or_(too_large, _is_small(b, value, *factors))
@@ -205,26 +192,24 @@ def _block_sums(layout: Layout, low: int, levels: int) -> Any:
     return block_sums
 
 
-def _largest(layout: Layout) -> Any:
-    """Return the function of (x, y, nbytes) for the size of a block's largest element or product."""
+def _largest(layout: SumLayout) -> Any:
+    """Return the function of (x, y, nbytes) for the bits of the largest size in a block."""
 
-    @emits(types.float64(*[types.int64] * 3))
+    def larger(b: Builder, x: Value, y: Value) -> Value:
+        return b.select(b.fcmp_ordered(">", x, y), x, y)
+
+    @emits(types.int64(*[types.int64] * 3))
     def largest(b: Builder, x: Value, y: Value, nbytes: Value) -> Value:
         found = cgutils.alloca_once_value(b, ir.Constant(vector(DOUBLE, _LANES), None))
         for value, _ in _values(b, layout, x, y, nbytes):
-            b.store(_larger(b, _wide(b, _size(b, value)), b.load(found)), found)
-        return _over_lanes(b, b.load(found), partial(_larger, b))
+            b.store(larger(b, _wide(b, _size(b, value)), b.load(found)), found)
+        return b.bitcast(_over_lanes(b, b.load(found), partial(larger, b)), I64)
 
     return largest
 
 
-def _larger(b: Builder, x: Value, y: Value) -> Value:
-    """Return the larger one; y if x is NaN."""
-    return b.select(b.fcmp_ordered(">", x, y), x, y)
-
-
 def _values(
-    b: Builder, layout: Layout, x: Value, y: Value, nbytes: Value
+    b: Builder, layout: SumLayout, x: Value, y: Value, nbytes: Value
 ) -> Iterator[tuple[Value, tuple[Value, ...]]]:
     """Yield, inside a loop over a block, its elements, or the products and their factors."""
     step = ir.Constant(I64, _LANES * layout.dtype.itemsize)
@@ -239,7 +224,7 @@ def _values(
 
 def _load(b: Builder, dtype: DType, at: Value, lanes: int) -> Value:
     """Load elements as float32 or float64."""
-    found = load(b, at, STORED[dtype], lanes)
+    found = simd.load(b, at, simd.STORED[dtype], lanes)
     return WIDEN[dtype](b, found) if dtype in WIDEN else found
 
 
@@ -290,7 +275,7 @@ def _split(b: Builder, x: Value) -> tuple[Value, Value]:
 # Elements as integers, one by one
 
 
-def _add_elements(layout: Layout) -> Any:
+def _add_elements(layout: SumLayout) -> Any:
     """Return the function that adds a block's elements from byte `start` to byte `end`."""
     size, lowest, products = layout.dtype.itemsize, layout.lowest, layout.products
     counts = 8 * layout.limbs
@@ -320,12 +305,6 @@ def _add_elements(layout: Layout) -> Any:
 @emits(types.int64(types.float64))
 def _bits(b: Builder, x: Value) -> Value:
     return b.bitcast(x, I64)
-
-
-@njit(nogil=True)
-def nc10d_top(size: float) -> int:
-    """Return the least e from _LOWEST_TOP on with size < 2**e."""
-    return (_bits(size) >> 52) + _LOWEST_TOP
 
 
 @njit(nogil=True)
