@@ -171,6 +171,8 @@ SPECIAL: list[tuple[Callable[..., float], list[list[float]], float]] = [
     (exact.dot, [[], []], 0.0),
     (exact.norm, [[3 * 2.0**666, 4 * 2.0**666]], 5 * 2.0**666),
     (exact.norm, [[3 * TINY, 4 * TINY]], 5 * TINY),
+    (exact.norm, [[1.0, 2.0**-26, 2.0**-53]], 1.0),  # 1 + 2**-53, a tie
+    (exact.norm, [[1.0, 2.0**-26, 2.0**-53, TINY]], 1.0 + 2.0**-52),
     (exact.norm, [[HUGE, HUGE]], INF),
     (exact.norm, [[-INF, 1.0]], INF),
     (exact.norm, [[NAN, INF]], NAN),
@@ -184,6 +186,14 @@ def test_special_values(world: ProcessGroup) -> None:
     for call, arrays, expected in SPECIAL:
         mine = [np.array(x[world.rank :: world.size], np.float64) for x in arrays]
         assert bits(call(*mine)) == bits(expected), (call.__name__, arrays)
+
+
+@on_ranks(1)
+def test_roots_of_small_sums_are_rounded_once(world: ProcessGroup) -> None:
+    for tiny in (np.float32(2.0**-149), np.float64(TINY), np.float64(2.0**-1023 + TINY)):
+        for count in range(1, 40):
+            expected = root(count * Fraction(float(tiny)) ** 2)
+            assert exact.norm(np.full(count, tiny)) == expected, (tiny, count)
 
 
 @on_ranks(2)

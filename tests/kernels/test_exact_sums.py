@@ -116,9 +116,12 @@ def test_a_block_of_equal_elements_fits_the_accumulators(dtype: DType, sign: int
         x = np.full(BLOCK, sign * size)
         check(x)
         check(x, np.full_like(x, 1 - 2.0 ** -(digits + 1)))
-        for below in range(40, 46):
+        for below in (*range(40, 48), *range(83, 91)):
             part = size * dtype.numpy.type(2.0**-below)
-            check(np.where(np.arange(BLOCK) % 16 < 8, x, sign * part))
+            x[1:] = -part
+            check(x)
+            x[BLOCK // 2 :] = part
+            check(x)
 
 
 @pytest.mark.parametrize("dtype", WIDE)
