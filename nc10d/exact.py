@@ -26,14 +26,14 @@ Common to all calls:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import numpy as np
 
 from nc10d.api.functional import GroupLike, find_group
 from nc10d.arrays.buffer import Buffer, as_buffer
-from nc10d.arrays.dtypes import DType, ElementKind
-from nc10d.kernels.exact_sums import COUNTS, LAYOUTS, LIMB, MOST_ELEMENTS, exact_kernel
+from nc10d.arrays.dtypes import ElementKind
+from nc10d.kernels.exact_sums import COUNTS, LAYOUTS, LIMB, exact_kernel
 from nc10d.ops import SUM, Array
 
 _SMALLEST_NORMAL = 2.0**-1022
@@ -41,13 +41,12 @@ _SMALLEST_NORMAL = 2.0**-1022
 
 def sum(x: Array, group: GroupLike = None) -> float:
     """Return the sum of all elements of all ranks' `x`."""
-    return _sum("sum", group, x).over(1)
+    return _rounded(_quotient, *_words("sum", group, x))
 
 
 def mean(x: Array, group: GroupLike = None) -> float:
     """Return the mean of all elements of all ranks' `x`, rounded once; NaN if there are none."""
-    total = _sum("mean", group, x)
-    return total.over(total.count) if total.count else math.nan
+    return _rounded(_mean, *_words("mean", group, x))
 
 
 def dot(x: Array, y: Array, group: GroupLike = None) -> float:
@@ -55,45 +54,16 @@ def dot(x: Array, y: Array, group: GroupLike = None) -> float:
 
     A rank's arrays have equal shapes, else ValueError, and dtypes, else TypeError.
     """
-    return _sum("dot", group, x, y).over(1)
+    return _rounded(_quotient, *_words("dot", group, x, y))
 
 
 def norm(x: Array, group: GroupLike = None) -> float:
     """Return the square root of the sum of all squares, rounded once; no square is too large."""
-    return _sum("norm", group, x, x).root()
+    return _rounded(_root, *_words("norm", group, x, x))
 
 
-@dataclass(frozen=True, slots=True)
-class _Sum:
-    """The exact sum `units` * 2**`lowest` of `count` numbers, or its `special` value."""
-
-    units: int
-    lowest: int
-    count: int
-    special: float | None
-
-    def over(self, divisor: int) -> float:
-        return _quotient(self.units, divisor << -self.lowest, self.special)
-
-    def root(self) -> float:
-        # 64 bits of the root, and one that says whether there are more, are rounded as the root is.
-        more = max(0, 64 - self.units.bit_length() // 2)
-        square = self.units << 2 * more
-        root = math.isqrt(square)
-        doubled = 2 * root + (root * root < square)
-        return _quotient(doubled, 2 << (more - self.lowest // 2), self.special)
-
-
-def _quotient(numerator: int, denominator: int, special: float | None) -> float:
-    """Return `special`, or the quotient, which Python rounds once; infinite if too large."""
-    try:
-        return numerator / denominator if special is None else special
-    except OverflowError:
-        return math.inf if numerator > 0 else -math.inf
-
-
-def _sum(name: str, group: GroupLike, x: Array, y: Array | None = None) -> _Sum:
-    """Return the sum over all ranks of the elements of `x`, or of their products with `y`'s."""
+def _words(name: str, group: GroupLike, x: Array, y: Array | None = None) -> tuple[list[int], int]:
+    """Return the words of all ranks' sum, of elements or of products, and the unit's exponent."""
     if _SMALLEST_NORMAL * 0.5 == 0.0:  # flushed as a result, or as an operand of ==
         raise FloatingPointError(
             f"exact.{name}: this thread flushes subnormal numbers to zero, so no sum is exact; end "
@@ -107,28 +77,43 @@ def _sum(name: str, group: GroupLike, x: Array, y: Array | None = None) -> _Sum:
         raise ValueError(f"exact.{name}: shapes differ: {first.shape} and {last.shape}")
     if first.dtype is not last.dtype:
         raise TypeError(f"exact.{name}: dtypes differ: {first.dtype.label}, {last.dtype.label}")
-    assert isinstance(first.dtype, DType), "records are refused"
     layout = LAYOUTS[first.dtype, y is not None]
     words = np.zeros(layout.limbs + COUNTS, np.int64)
-    kernel = exact_kernel(layout)
-    for start in range(0, first.count, MOST_ELEMENTS):
-        count, offset = min(first.count - start, MOST_ELEMENTS), start * first.dtype.itemsize
-        kernel(words.ctypes.data, first.address + offset, last.address + offset, count)
+    exact_kernel(layout)(words.ctypes.data, first.address, last.address, first.count)
     found.all_reduce(words, SUM.meant_for(f"exact.{name} of {first.dtype.label}"))
-    return _value(words.tolist(), layout.lowest)
+    return words.tolist(), layout.lowest
 
 
-def _value(words: list[int], lowest: int) -> _Sum:
+def _rounded(finish: Callable[[int, int, int], float], words: list[int], lowest: int) -> float:
+    """Return finish(sum, 1, count), with the sum and 1 in units of 2**lowest."""
     *limbs, nans, infinite, negative, count = words
+    if nans or (infinite and negative):
+        return math.nan
+    if infinite or negative:
+        return math.inf if infinite else -math.inf
     units = 0
     for limb in reversed(limbs):
         units = (units << LIMB) + limb
-    special = None
-    if nans or (infinite and negative):
-        special = math.nan
-    elif infinite or negative:
-        special = math.inf if infinite else -math.inf
-    return _Sum(units, lowest, count, special)
+    try:
+        return finish(units, 1 << -lowest, count)
+    except OverflowError:
+        return math.inf if units > 0 else -math.inf
+
+
+def _quotient(units: int, one: int, _count: int) -> float:
+    return units / one  # of ints: rounded once, subnormal results too
+
+
+def _mean(units: int, one: int, count: int) -> float:
+    return units / (one * count) if count else math.nan
+
+
+def _root(units: int, one: int, _count: int) -> float:
+    # 64 bits of the root, and one that says whether there are more, are rounded as the root is.
+    more = max(0, 64 - units.bit_length() // 2)
+    square = units << 2 * more
+    root = math.isqrt(square)
+    return (2 * root + (root * root < square)) / (math.isqrt(one) << more + 1)
 
 
 def _host_buffer(name: str, x: Array) -> Buffer:

@@ -32,18 +32,16 @@ from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
 
-from nc10d.arrays.dtypes import DType
+from nc10d.arrays.dtypes import DType, ElementType
 from nc10d.kernels import simd
 from nc10d.kernels import words as memory
 from nc10d.kernels.cache import compiled, entry_point, made_once
 from nc10d.kernels.simd import DOUBLE, I32, I64, WIDEN, Builder, Value, emits, splat, vector
 
 LIMB = 32
-"""Bits of a limb. The rest of its word is for carries: from 2**31 ranks, or MOST_ELEMENTS."""
-MOST_ELEMENTS = 1 << 28
-"""The most elements of a call."""
+"""Bits of a limb. The rest of its word is for carries: of up to 2**30 ranks, or 2**17 blocks."""
 COUNTS = 4
-"""Words behind the limbs: how many elements are NaN, infinite, -infinite, and how many there are"""
+"""Words behind the limbs: how many elements are NaN, inf and -inf, and how many there are."""
 
 _LANES = 8
 _BLOCK = 256 * _LANES
@@ -78,7 +76,7 @@ class SumLayout:
         return f"exact_{'dot' if self.products else 'sum'}_{self.dtype.label}"
 
 
-LAYOUTS = {
+LAYOUTS: dict[tuple[ElementType, bool], SumLayout] = {
     (layout.dtype, layout.products): layout
     for layout in (
         # A float32 has up to 52 zeros at its end as a float64.
@@ -128,6 +126,8 @@ def compiled_kernel(layout: SumLayout) -> Any:
                 is_deep |= own == top
                 top = own
             blocks, missed = blocks + 1, missed + is_deep
+            if blocks & 0x1FFFF == 0:
+                nc10d_carry(words, limbs)
             if sums[levels]:
                 for level in range(levels):
                     exponent = max(top + _HEADROOM - level * _LEVEL_BITS, low)
@@ -195,15 +195,15 @@ def _block_sums(layout: SumLayout, low: int, levels: int) -> Any:
 def _largest(layout: SumLayout) -> Any:
     """Return the function of (x, y, nbytes) for the bits of the largest size in a block."""
 
-    def larger(b: Builder, x: Value, y: Value) -> Value:
-        return b.select(b.fcmp_ordered(">", x, y), x, y)
-
     @emits(types.int64(*[types.int64] * 3))
     def largest(b: Builder, x: Value, y: Value, nbytes: Value) -> Value:
-        found = cgutils.alloca_once_value(b, ir.Constant(vector(DOUBLE, _LANES), None))
+        def larger(one: Value, other: Value) -> Value:
+            return b.select(b.icmp_signed(">", one, other), one, other)
+
+        found = cgutils.alloca_once_value(b, ir.Constant(_INTS, None))
         for value, _ in _values(b, layout, x, y, nbytes):
-            b.store(larger(b, _wide(b, _size(b, value)), b.load(found)), found)
-        return b.bitcast(_over_lanes(b, b.load(found), partial(larger, b)), I64)
+            b.store(larger(b.bitcast(_size(b, _wide(b, value)), _INTS), b.load(found)), found)
+        return _over_lanes(b, b.load(found), larger)
 
     return largest
 
