@@ -26,6 +26,7 @@ TABLES = {
     "registered": ("micro.registered", "all_reduce of registered arrays, beside memory's speed"),
     "engine": ("micro.engine", "a call's cost at each level, from engine to API"),
     "kernels": ("micro.kernels", "a core's additions per second, by element type"),
+    "exact": ("micro.exact", "exact sums, dots and norms on one rank, beside NumPy"),
     "imports": ("micro.imports", "import nc10d beside import numpy"),
     "faults": ("faults.table", "fault scenarios, beside gloo"),
     "kills": ("faults.kills", "a rank killed amid collectives, COUNT times, as JSON"),

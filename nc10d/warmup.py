@@ -184,10 +184,10 @@ def _write_line(line: str) -> None:
 
 def tasks() -> list[Task]:
     """Return every function to compile; the engine, which takes longest, comes first."""
-    from nc10d.kernels import copy, pack, reduce, streaming
+    from nc10d.kernels import copy, exact_sums, pack, reduce, streaming
 
     carriers = [*pack.every_kernel(), *streaming.every_kernel(), *copy.every_kernel()]
-    kernels = [*reduce.every_kernel(), *carriers]
+    kernels = [*reduce.every_kernel(), *carriers, *exact_sums.every_kernel()]
     nccl = "nc10d.backend.nccl.bindings."
     loops = [(f"nccl {name}", partial(importlib.import_module, nccl + name)) for name in LOOPS]
     return [("engine", _warm_engine), *kernels, *loops]

@@ -206,7 +206,9 @@ def test_arrays_of_any_strides_and_shape(world: ProcessGroup) -> None:
         for view in cubes:
             a = view.astype(np.float64).ravel().tolist()
             assert exact.sum(view) == math.fsum(2 * a)
-            assert exact.dot(view, view[...]) == rounded(2 * sum(Fraction(v) ** 2 for v in a))
+            assert exact.dot(view, view[...]) == rounded(
+                2 * sum((Fraction(v) ** 2 for v in a), Fraction(0))
+            )
     assert exact.sum(np.ones(2 + world.rank)) == 5.0, "shapes differ between ranks"
     assert exact.sum(np.ones(3)[: world.rank * 2]) == 2.0
 
@@ -214,6 +216,7 @@ def test_arrays_of_any_strides_and_shape(world: ProcessGroup) -> None:
 @on_ranks(2)
 def test_a_group_is_named_as_in_functional_calls(world: ProcessGroup) -> None:
     own = dist.new_group([world.rank], use_local_synchronization=True)
+    assert isinstance(own, ProcessGroup)
     x = np.full(3, 1.0 + world.rank)
     assert exact.sum(x, own) == 3.0 * (1 + world.rank)
     assert exact.mean(x, [0, 1]) == 1.5

@@ -158,6 +158,7 @@ def _block_sums(layout: SumLayout, low: int, levels: int) -> Any:
             exponent = b.select(b.icmp_signed(">", exponent, I64(low)), exponent, I64(low))
             firsts.append(simd.spread(b, b.fmul(_power(b, exponent), DOUBLE(1.5)), _LANES))
         sums = [cgutils.alloca_once_value(b, first) for first in firsts]
+        limit = simd.spread(b, _power(b, top), _LANES)
         wrong, lost = (cgutils.alloca_once_value(b, ir.Constant(_INTS, None)) for _ in range(2))
 
         def keep(place: Value, found: Value) -> None:
@@ -172,14 +173,12 @@ def _block_sums(layout: SumLayout, low: int, levels: int) -> Any:
             keep(lost, b.bitcast(value, _INTS))
 
         for value, factors in _values(b, layout, x, y, nbytes):
-            limit = b.fpext if value.type.element == DOUBLE else b.fptrunc
-            limit = simd.spread(b, limit(_power(b, top), value.type.element), _LANES)
             too_large = b.fcmp_unordered(">=", _size(b, value), limit)
             if in_two:
                 too_large = b.or_(too_large, _is_small(b, value, *factors))
                 add(_rest_of_product(b, value, *factors), 1)
             keep(wrong, b.sext(too_large, _INTS))
-            add(_wide(b, value), 0)
+            add(value, 0)
         results = [
             _over_lanes(b, b.sub(b.bitcast(b.load(place), _INTS), b.bitcast(first, _INTS)), b.add)
             for place, first in zip(sums, firsts, strict=True)
@@ -202,7 +201,7 @@ def _largest(layout: SumLayout) -> Any:
 
         found = cgutils.alloca_once_value(b, ir.Constant(_INTS, None))
         for value, _ in _values(b, layout, x, y, nbytes):
-            b.store(larger(b.bitcast(_size(b, _wide(b, value)), _INTS), b.load(found)), found)
+            b.store(larger(b.bitcast(_size(b, value), _INTS), b.load(found)), found)
         return _over_lanes(b, b.load(found), larger)
 
     return largest
@@ -216,20 +215,17 @@ def _values(
     with cgutils.for_range_slice(b, ir.Constant(I64, 0), nbytes, step, I64) as (at, _):
         value = _load(b, layout.dtype, b.add(x, at), _LANES)
         if layout.products:
-            one, other = _wide(b, value), _wide(b, _load(b, layout.dtype, b.add(y, at), _LANES))
-            yield b.fmul(one, other), (one, other)
+            other = _load(b, layout.dtype, b.add(y, at), _LANES)
+            yield b.fmul(value, other), (value, other)
         else:
             yield value, ()
 
 
 def _load(b: Builder, dtype: DType, at: Value, lanes: int) -> Value:
-    """Load elements as float32 or float64."""
+    """Load elements as float64."""
     found = simd.load(b, at, simd.STORED[dtype], lanes)
-    return WIDEN[dtype](b, found) if dtype in WIDEN else found
-
-
-def _wide(b: Builder, x: Value) -> Value:
-    return x if x.type.element == DOUBLE else b.fpext(x, vector(DOUBLE, x.type.count))
+    found = WIDEN[dtype](b, found) if dtype in WIDEN else found
+    return found if dtype is DType.FLOAT64 else b.fpext(found, vector(DOUBLE, lanes))
 
 
 def _power(b: Builder, exponent: Value) -> Value:
@@ -238,9 +234,8 @@ def _power(b: Builder, exponent: Value) -> Value:
 
 
 def _size(b: Builder, x: Value) -> Value:
-    element = I64 if x.type.element == DOUBLE else I32
-    bits = b.bitcast(x, vector(element, _LANES))
-    return b.bitcast(b.and_(bits, splat(bits, (1 << (element.width - 1)) - 1)), x.type)
+    bits = b.bitcast(x, _INTS)
+    return b.bitcast(b.and_(bits, splat(bits, (1 << 63) - 1)), x.type)
 
 
 def _over_lanes(b: Builder, x: Value, combine: Callable[[Value, Value], Value]) -> Value:
@@ -282,7 +277,7 @@ def _add_elements(layout: SumLayout) -> Any:
 
     @emits(types.float64(types.int64))
     def element(b: Builder, at: Value) -> Value:
-        return b.extract_element(_wide(b, _load(b, layout.dtype, at, 1)), I32(0))
+        return b.extract_element(_load(b, layout.dtype, at, 1), I32(0))
 
     def add_elements(words, x, y, start, end):  # type: ignore[no-untyped-def]
         for at in range(start, end, size):
