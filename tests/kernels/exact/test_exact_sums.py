@@ -18,7 +18,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nc10d.arrays.dtypes import DType
-from nc10d.kernels.exact_sums import COUNTS, LAYOUTS, LIMB, SumLayout, compiled_kernel, exact_kernel
+from nc10d.kernels.exact.exact_sums import (
+    COUNTS,
+    LAYOUTS,
+    LIMB,
+    SumLayout,
+    compiled_kernel,
+    exact_kernel,
+)
 
 BLOCK = 2048
 WIDE = DType.FLOAT32, DType.FLOAT64

@@ -33,7 +33,7 @@ import numpy as np
 from nc10d.api.functional import GroupLike, find_group
 from nc10d.arrays.buffer import Buffer, as_buffer
 from nc10d.arrays.dtypes import ElementKind
-from nc10d.kernels.exact_sums import COUNTS, LAYOUTS, LIMB, exact_kernel
+from nc10d.kernels.exact.exact_sums import COUNTS, LAYOUTS, LIMB, exact_kernel
 from nc10d.ops import SUM, Array
 
 _SMALLEST_NORMAL = 2.0**-1022

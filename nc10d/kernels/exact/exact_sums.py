@@ -5,20 +5,18 @@ products; `words` is the address of int64 words, as `SumLayout` says. A kernel a
 what the words stand for. No bit is lost, so neither order nor partition matters, and ranks may add
 their words.
 
-A block of elements is summed by vector code. Each lane has a cascade of accumulators. A double that
-begins as 1.5 * 2**e rounds each addition to a multiple of 2**(e - 52); the lost part is exact
-(FastTwoSum, Dekker 1971) and goes to the next accumulator, 43 bits below. The bits of an
-accumulator, less those of its beginning, are an integer (as in Demmel and Nguyen 2015; Rump, Ogita
-and Oishi 2008 split like that). If an element was too large for the first accumulator, or had bits
-below the last, the block's sums are dropped. The next attempts are accumulators that fit the
-largest element, more accumulators, and integers, element by element (as in Neal 2015).
+Vector code sums a block of elements. Each lane has a cascade of accumulators. A double that begins
+as 1.5 * 2**e rounds each addition to a multiple of 2**(e - 52); the lost part is exact (FastTwoSum,
+Dekker 1971) and goes to the next accumulator, 43 bits below. An accumulator's bits, less those of
+its beginning, are an integer (as in Demmel and Nguyen 2015, and Rump, Ogita and Oishi 2008). If an
+element was too large for the first accumulator, or had bits below the last, the block is added
+again: to accumulators that fit its largest element, to more of them, at last as integers (Neal
+2015). A product of float64 is the sum of two floats (Veltkamp's splitting, Dekker's product, no
+FMA) or, where that is not exact, an integer; other products are exact as float64.
 
-Three bins of 40 bits, as in Ahrens, Demmel and Nguyen 2020, need six words, but drop what lies
-below the bins: any order gives the same bits, which are not always those of the rounded sum. Words
-for the whole range make a message of 136 to 1,104 bytes instead of 48, and every result right.
-
-Products of floats with up to 32 bits are exact as float64. A product of float64 is the sum of two
-floats (Veltkamp's splitting, Dekker's product, no FMA), or an integer where that is not exact.
+Three bins of 40 bits (Ahrens, Demmel and Nguyen 2020) need six words, but drop what lies below: any
+order gives the same bits, but not always the rounded sum's. Words for the whole range are right
+always, and make a message of 136 to 1,104 bytes.
 """
 
 from __future__ import annotations

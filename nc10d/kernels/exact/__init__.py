@@ -1,0 +1,1 @@
+"""Exact sums: kernels that add floats as integers."""
