@@ -1,4 +1,4 @@
-"""Sums over all ranks with the same bits for any partition, order and number of ranks.
+"""Sums over all ranks with the same bits for any partition, any order and any world size.
 
     total = nc10d.exact.sum(x)
     length = nc10d.exact.norm(gradient)
@@ -7,18 +7,18 @@ Common to all calls:
 
 - Results are Python floats: the exact result, rounded once to float64, to the nearest, ties to
   even. That holds for every dtype; rounding to float32 afterwards is a second rounding.
-- Arrays are host arrays of any library and of any shape and strides; those that are not
+- Arrays are host arrays from any library, with any shape and strides; those that are not
   C-contiguous are copied first. They hold float64, float32, float16, bfloat16 or 8-bit floats;
   TypeError for others. Ints need no such calls: SUM has the same bits in any order.
-- Ranks pass arrays of one dtype. Shapes may differ between ranks, and may be empty. The exact sum
-  of nothing is 0.0.
+- All ranks pass the same dtype. Shapes may differ between ranks. Arrays may be empty; the exact sum
+  is 0.0 without any element.
 - No intermediate result overflows or underflows: 1e308 + 1e308 - 1e308 is 1e308. A result is
-  infinite if the exact one is too large for a float64, or if elements are infinite.
-- NaN among the elements, inf - inf and inf * 0 give NaN, with the bits of `math.nan`.
+  infinite if the exact result is too large for a float64, or if elements are infinite.
+- NaN among the elements, inf - inf and inf * 0 give NaN, with the bits in `math.nan`.
 - An exact zero is 0.0, also for elements that are all -0.0. A result that is rounded to zero keeps
   its sign.
-- `group` is what `nc10d.functional` takes; None is the default group. Calls block, and are not
-  possible in a coalescing block (ValueError). Ranks whose calls differ get a CollectiveMismatch.
+- `group` is as in `nc10d.functional`; None is the default group. Calls block, and are not possible
+  in a coalescing block (ValueError). Ranks whose calls differ get a CollectiveMismatch.
 - If the thread flushes subnormal numbers to zero, as after torch.set_flush_denormal(True), a call
   is a FloatingPointError.
 """
@@ -40,17 +40,17 @@ _SMALLEST_NORMAL = 2.0**-1022
 
 
 def sum(x: Array, group: GroupLike = None) -> float:
-    """Return the sum of all elements of all ranks' `x`."""
+    """Add all elements in all ranks' `x`."""
     return _rounded(_quotient, *_words("sum", group, x))
 
 
 def mean(x: Array, group: GroupLike = None) -> float:
-    """Return the mean of all elements of all ranks' `x`, rounded once; NaN if there are none."""
+    """Divide the sum by the number of all ranks' elements, rounded once; NaN if there are none."""
     return _rounded(_mean, *_words("mean", group, x))
 
 
 def dot(x: Array, y: Array, group: GroupLike = None) -> float:
-    """Return the sum of all products x[i] * y[i] of all ranks; no product is rounded.
+    """Add the products x[i] * y[i] of all ranks; no product is rounded.
 
     A rank's arrays have equal shapes, else ValueError, and dtypes, else TypeError.
     """
@@ -58,13 +58,13 @@ def dot(x: Array, y: Array, group: GroupLike = None) -> float:
 
 
 def norm(x: Array, group: GroupLike = None) -> float:
-    """Return the square root of the sum of all squares, rounded once; no square is too large."""
+    """Return the root of all squares' sum, rounded once; no square is too large."""
     return _rounded(_root, *_words("norm", group, x, x))
 
 
 def _words(name: str, group: GroupLike, x: Array, y: Array | None = None) -> tuple[list[int], int]:
-    """Return the words of all ranks' sum, of elements or of products, and the unit's exponent."""
-    if _SMALLEST_NORMAL * 0.5 == 0.0:  # flushed as a result, or as an operand of ==
+    """Add all ranks' elements, or products; return the sum's words and its unit's exponent."""
+    if _SMALLEST_NORMAL * 0.5 == 0.0:  # flushed as a result, or by the comparison
         raise FloatingPointError(
             f"exact.{name}: this thread flushes subnormal numbers to zero, so no sum is exact; end "
             "that by torch.set_flush_denormal(False), or by clearing FTZ and DAZ in MXCSR"
@@ -85,7 +85,7 @@ def _words(name: str, group: GroupLike, x: Array, y: Array | None = None) -> tup
 
 
 def _rounded(finish: Callable[[int, int, int], float], words: list[int], lowest: int) -> float:
-    """Return finish(sum, 1, count), with the sum and 1 in units of 2**lowest."""
+    """Return finish(sum, 1, count), where the sum and 1 count units, 2**lowest."""
     *limbs, nans, infinite, negative, count = words
     if nans or (infinite and negative):
         return math.nan
@@ -101,7 +101,7 @@ def _rounded(finish: Callable[[int, int, int], float], words: list[int], lowest:
 
 
 def _quotient(units: int, one: int, _count: int) -> float:
-    return units / one  # of ints: rounded once, subnormal results too
+    return units / one  # ints: rounded once, also if the result is subnormal
 
 
 def _mean(units: int, one: int, count: int) -> float:
@@ -109,7 +109,7 @@ def _mean(units: int, one: int, count: int) -> float:
 
 
 def _root(units: int, one: int, _count: int) -> float:
-    # 64 bits of the root, and one that says whether there are more, are rounded as the root is.
+    # The root's first 64 bits, and a last bit that is set if more follow, round like the root.
     more = max(0, 64 - units.bit_length() // 2)
     square = units << 2 * more
     root = math.isqrt(square)
@@ -117,8 +117,7 @@ def _root(units: int, one: int, _count: int) -> float:
 
 
 def _host_buffer(name: str, x: Array) -> Buffer:
-    """Return the memory of an array, or of a copy without gaps; TypeError for others, such
-    as ints, for which all_reduce with SUM has the same bits in any order."""
+    """Return an array's memory, or that of a contiguous copy; TypeError for other arrays."""
     buffer = as_buffer(x)
     if buffer.dtype.family is not ElementKind.FLOAT:
         hint = "all_reduce with SUM has the same bits in any order for ints"

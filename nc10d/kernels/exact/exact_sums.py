@@ -1,22 +1,22 @@
 """Exact sums of floats, and of products of floats: integers in place of rounded numbers.
 
 Contract: void(words, x, y, count), with the address of contiguous elements in `x`, and in `y` for
-products; `words` is the address of int64 words, as `SumLayout` says. A kernel adds its elements to
-what the words stand for. No bit is lost, so neither order nor partition matters, and ranks may add
-their words.
+products; `words` is the address of the int64 words in `SumLayout`. A kernel adds its elements to
+the number that the words hold. No bit is lost, so neither order nor partition matters, and ranks
+may add their words.
 
-Vector code sums a block of elements. Each lane has a cascade of accumulators. A double that begins
-as 1.5 * 2**e rounds each addition to a multiple of 2**(e - 52); the lost part is exact (FastTwoSum,
-Dekker 1971) and goes to the next accumulator, 43 bits below. An accumulator's bits, less those of
-its beginning, are an integer (as in Demmel and Nguyen 2015, and Rump, Ogita and Oishi 2008). If an
-element was too large for the first accumulator, or had bits below the last, the block is added
-again: to accumulators that fit its largest element, to more of them, at last as integers (Neal
-2015). A product of float64 is the sum of two floats (Veltkamp's splitting, Dekker's product, no
-FMA) or, where that is not exact, an integer; other products are exact as float64.
+Vector code sums a block. Each lane has a cascade of accumulators. A double that begins as
+1.5 * 2**e rounds each addition to a multiple of 2**(e - 52); the lost part is exact (FastTwoSum, Dekker 1971)
+and goes to the next accumulator, 43 bits below. The bits that an accumulator has gained are an
+integer (as in Demmel and Nguyen 2015, and Rump, Ogita and Oishi 2008). If an element was too large
+for the first accumulator, or had bits below the last, the block is added again: to accumulators
+that fit its largest element, to more accumulators, at last as integers (Neal 2015). A float64
+product is a sum of two floats (Veltkamp's splitting, Dekker's product, no FMA) or, where that is
+not exact, an integer; other products are exact as float64.
 
-Three bins of 40 bits (Ahrens, Demmel and Nguyen 2020) need six words, but drop what lies below: any
-order gives the same bits, but not always the rounded sum's. Words for the whole range are right
-always, and make a message of 136 to 1,104 bytes.
+Three bins with 40 bits (Ahrens, Demmel and Nguyen 2020) need six words, but drop the bits below:
+any order gives the same bits, but not always the rounded sum's. Words for the whole range are right
+always, and a message has 136 to 1,104 bytes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from nc10d.kernels.cache import compiled, entry_point, made_once
 from nc10d.kernels.simd import DOUBLE, I32, I64, WIDEN, Builder, Value, emits, splat, vector
 
 LIMB = 32
-"""Bits of a limb. The rest of its word is for carries: of up to 2**30 ranks, or 2**17 blocks."""
+"""A limb's bits. The rest of its word is for carries: up to 2**30 ranks, or 2**17 blocks."""
 COUNTS = 4
 """Words behind the limbs: how many elements are NaN, inf and -inf, and how many there are."""
 
@@ -48,7 +48,7 @@ _HEADROOM = 10
 """A first accumulator's exponent less the largest element's: 256 elements, sign, 1.5, rounding."""
 _HIGHEST_TOP = 1023 - _HEADROOM
 _LEAST_PRODUCT = 2.0**-960
-"""Products from here on, and those that are zero, are the sum of two floats."""
+"""Products from here on, and those that are zero, are sums of two floats."""
 _LARGEST = 1.7976931348623157e308
 _INTS = vector(I64, _LANES)
 
@@ -57,7 +57,7 @@ _INTS = vector(I64, _LANES)
 class SumLayout:
     """The words of a sum: `limbs` in units of 2**`lowest`, the lowest first, then COUNTS.
 
-    The limbs have 64 bits more than a sum of one element. A lane has `least` accumulators, and
+    The limbs have 64 bits more than a single element. A lane has `least` accumulators, and
     `most` in blocks that need more.
     """
 
@@ -88,14 +88,14 @@ _kernels: dict[str, Any] = {}
 
 
 def exact_kernel(layout: SumLayout) -> Callable[..., None]:
-    """Return the kernel, which lets go of the GIL. May block to compile."""
+    """Return the kernel, which releases the GIL. May block to compile."""
     make = lambda: entry_point(compiled_kernel(layout))  # noqa: E731
     kernel: Callable[..., None] = made_once(_kernels, layout.name, make)
     return kernel
 
 
 def every_kernel() -> Iterator[tuple[str, Callable[[], object]]]:
-    """Yield the names of kernels for wide floats, and calls that make them: for warming up."""
+    """Yield the wide floats' kernels, by name, and calls that make them: for warming up."""
     for layout in LAYOUTS.values():
         if layout.dtype not in WIDEN:
             yield layout.name, partial(exact_kernel, layout)
@@ -142,9 +142,9 @@ def compiled_kernel(layout: SumLayout) -> Any:
 
 
 def _block_sums(layout: SumLayout, low: int, levels: int) -> Any:
-    """Return the function of (x, y, nbytes, top) that sums a block, whose elements are < 2**top.
+    """Return the function (x, y, nbytes, top) that sums a block, whose elements are < 2**top.
 
-    The result has an int for each of the layout's levels, and whether these are the whole sum.
+    The result has an int for each level in the layout, and whether these are the whole sum.
     """
     in_two = layout.products and layout.dtype is DType.FLOAT64
 
@@ -190,7 +190,7 @@ def _block_sums(layout: SumLayout, low: int, levels: int) -> Any:
 
 
 def _largest(layout: SumLayout) -> Any:
-    """Return the function of (x, y, nbytes) for the bits of the largest size in a block."""
+    """Return the function (x, y, nbytes) for the bits of a block's largest size."""
 
     @emits(types.int64(*[types.int64] * 3))
     def largest(b: Builder, x: Value, y: Value, nbytes: Value) -> Value:
@@ -259,13 +259,13 @@ def _rest_of_product(b: Builder, product: Value, x: Value, y: Value) -> Value:
 
 
 def _split(b: Builder, x: Value) -> tuple[Value, Value]:
-    """Return two floats of 26 bits whose sum is x (Veltkamp 1968)."""
+    """Return two floats with 26 bits whose sum is x (Veltkamp 1968)."""
     scaled = b.fmul(x, splat(x, 2.0**27 + 1))
     high = b.fsub(scaled, b.fsub(scaled, x))
     return high, b.fsub(x, high)
 
 
-# Elements as integers, one by one
+# Elements as integers, element by element
 
 
 def _add_elements(layout: SumLayout) -> Any:
@@ -302,7 +302,7 @@ def _bits(b: Builder, x: Value) -> Value:
 
 @njit(nogil=True)
 def nc10d_parts(x: float) -> tuple[int, int]:
-    """Return the integer m and the exponent e of a finite x = m * 2**e."""
+    """Return the integer m and the exponent e for a finite x = m * 2**e."""
     found, hidden = _bits(x), 1 << 52
     biased = found >> 52 & 0x7FF
     size = found & (hidden - 1) | (hidden if biased else 0)
@@ -311,7 +311,7 @@ def nc10d_parts(x: float) -> tuple[int, int]:
 
 @njit(nogil=True)
 def nc10d_add_product(words: int, x: float, y: float, lowest: int) -> None:
-    """words += x * y, of finite numbers"""
+    """words += x * y, for finite numbers"""
     (m, at), (n, more) = nc10d_parts(x), nc10d_parts(y)
     (mh, ml), (nh, nl) = divmod(m, 1 << 27), divmod(n, 1 << 27)
     at += more - lowest
@@ -324,7 +324,7 @@ def nc10d_add_product(words: int, x: float, y: float, lowest: int) -> None:
 def nc10d_add_integer(words: int, m: int, at: int) -> None:
     """words += m * 2**at, in units of the first limb; m has fewer than 63 bits"""
     place, shift, mask = words + 8 * (at // LIMB), at % LIMB, (1 << LIMB) - 1
-    sign = m >> 63  # no branch: half of all elements would take it
+    sign = m >> 63  # no branch: half the elements would take it
     size = (m ^ sign) - sign
     limbs = size << shift & mask, size >> (LIMB - shift) & mask, size >> LIMB >> (LIMB - shift)
     nc10d_add_word(place, (limbs[0] ^ sign) - sign)
