@@ -6,8 +6,8 @@ the number that the words hold. No bit is lost, so neither order nor partition m
 may add their words.
 
 Vector code sums a block. Each lane has a cascade of accumulators. A double that begins as
-1.5 * 2**e rounds each addition to a multiple of 2**(e - 52); the lost part is exact (FastTwoSum, Dekker 1971)
-and goes to the next accumulator, 43 bits below. The bits that an accumulator has gained are an
+1.5 * 2**e rounds each addition to a multiple of 2**(e - 52); the lost part is exact (FastTwoSum,
+Dekker 1971) and goes to the next accumulator, 43 bits below. The bits that an accumulator has gained are an
 integer (as in Demmel and Nguyen 2015, and Rump, Ogita and Oishi 2008). If an element was too large
 for the first accumulator, or had bits below the last, the block is added again: to accumulators
 that fit its largest element, to more accumulators, at last as integers (Neal 2015). A float64
