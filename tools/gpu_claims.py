@@ -43,6 +43,14 @@ CLAIMS = (
         "calls that differ between ranks are an error on all", "calls_are_compared", "run_ahead"
     ),
     _claim("a receive from any rank", "messages_come_from_whoever_sends"),
+    _claim("ordered reductions have the reference's bits", "known_reductions_fold_in_rank_order"),
+    _claim(
+        "reductions of one's own, by a kernel",
+        "own_reductions_fold",
+        "rows_of_numbers",
+        "fields_may_lie",
+    ),
+    _claim("a CUDA graph repeats a fold", "a_graph_repeats_its_folds"),
     # Coalescing
     _claim("a block means its calls in order", "a_block_means_its_calls", "a_block_is_its_calls"),
     _claim("a block's messages and collectives do not race", "messages_and_collectives_of_a_block"),

@@ -195,6 +195,11 @@ def _recognise(dtype: np.dtype[Any]) -> DType:
     return found
 
 
+def alignment(itemsize: int) -> int:
+    """Return the bytes to whose multiples elements are aligned in an array that is, at most 8."""
+    return min(itemsize & -itemsize, 8)
+
+
 def scalar(element: ElementType) -> DType:
     """Return the numbers' type; TypeError for records."""
     if isinstance(element, RecordType):

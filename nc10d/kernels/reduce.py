@@ -92,20 +92,17 @@ def _halved(dtype: DType, rule: Combine) -> Combine:
 def divide_address(dtype: DType) -> int:
     """Return the address of dst = src / arg, where arg is the world size (AVG's last step)."""
     # Ints truncate toward zero; both parts of a complex number are divided.
-    real = parts(dtype)
-    assert real.family is not ElementKind.BOOL, "AVG of bool is refused earlier"
-    return _unary("divide", real, *(_divide_float if _is_float(real) else _divide_int)(real))
+    return _unary("divide", parts(dtype), *map_rule("DIVIDE", dtype))
 
 
 def scale_address(dtype: DType) -> int:
     """Return the address of dst = src * factor; arg is the factor's address, a float64."""
-    real = unsigned(parts(dtype))
-    assert real.family is not ElementKind.BOOL, "PREMUL_SUM of bool is refused earlier"
-    return _unary("scale", real, *(_scale_float if _is_float(real) else _scale_int)(real))
+    prepare, rule, wide = map_rule("SCALE", dtype)
 
+    def load_factor(b: Builder, arg: Value) -> Value:
+        return prepare(b, b.load(b.inttoptr(arg, simd.I64.as_pointer()), align=1))
 
-def _is_float(dtype: DType) -> bool:
-    return dtype.family is ElementKind.FLOAT
+    return _unary("scale", unsigned(parts(dtype)), load_factor, rule, wide)
 
 
 def _unary(what: str, dtype: DType, prepare: Prepare, rule: Combine, wide: int) -> int:
@@ -140,6 +137,14 @@ _MAPS: dict[str, Callable[[DType], int]] = {
 Map = tuple[Prepare, Combine, int]
 
 
+def map_rule(name: str, dtype: DType) -> Map:
+    """Return how "DIVIDE" or "SCALE" computes, by the world size or the bits of a float64."""
+    real = parts(dtype)
+    assert real.family is not ElementKind.BOOL, "the map of a bool is refused earlier"
+    by_float, by_int = _MAP_RULES[name]
+    return by_float(real) if real.family is ElementKind.FLOAT else by_int(real)
+
+
 def _widened(dtype: DType, rule: Combine) -> Combine:
     """Apply `rule` to a narrow float's float32, and round once."""
     if dtype not in simd.WIDEN:
@@ -170,13 +175,9 @@ def _divide_int(dtype: DType) -> Map:
     return lambda _b, arg: arg, rule, dtype.itemsize
 
 
-def _load_factor(b: Builder, arg: Value) -> Value:
-    return b.load(b.inttoptr(arg, simd.DOUBLE.as_pointer()), align=1)
-
-
 def _scale_float(dtype: DType) -> Map:
     def factor(b: Builder, arg: Value) -> Value:
-        wide = _load_factor(b, arg)
+        wide = b.bitcast(arg, simd.DOUBLE)
         return wide if dtype is DType.FLOAT64 else _rounded(b, b.fptrunc(wide, simd.FLOAT), dtype)
 
     return factor, _widened(dtype, Builder.fmul), wide_bytes(dtype)
@@ -192,7 +193,10 @@ def _rounded(b: Builder, scalar: Value, dtype: DType) -> Value:
 
 def _scale_int(dtype: DType) -> Map:
     def factor(b: Builder, arg: Value) -> Value:
-        whole = b.fptosi(_load_factor(b, arg), simd.I64)
+        whole = b.fptosi(b.bitcast(arg, simd.DOUBLE), simd.I64)
         return whole if dtype.itemsize == 8 else b.trunc(whole, simd.STORED[dtype])
 
     return factor, Builder.mul, wide_bytes(dtype)
+
+
+_MAP_RULES = {"DIVIDE": (_divide_float, _divide_int), "SCALE": (_scale_float, _scale_int)}

@@ -90,6 +90,11 @@ def store(b: Builder, value: Value, address: Value) -> None:
     b.store(value, b.inttoptr(address, value.type.as_pointer()), align=1)
 
 
+def pointer_to(b: Builder, at: Value, kind: ir.Type) -> Value:
+    """Return a pointer to another type, in the address space of the pointer `at`."""
+    return b.bitcast(at, ir.PointerType(kind, at.type.addrspace))
+
+
 def splat(like: Value, constant: float) -> ir.Constant:
     """Return `constant` in every lane of a vector, whose type is that of `like`."""
     return ir.Constant(like.type, [constant] * like.type.count)

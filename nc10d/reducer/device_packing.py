@@ -10,8 +10,6 @@ place.
 from __future__ import annotations
 
 import ctypes
-import functools
-import re
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -21,15 +19,12 @@ import numpy as np
 from nc10d.arrays.buffer import Buffer, as_buffer
 from nc10d.arrays.dtypes import DType, scalar
 from nc10d.cuda import memory
-from nc10d.cuda.driver import call, driver, event_pool, on_device
-from nc10d.errors import CudaError
-from nc10d.kernels.gpu_pack import THREADS, chunks_of, supports
-from nc10d.kernels.gpu_ptx import kernel_ptx
+from nc10d.cuda.device_kernels import capability, load_kernel
+from nc10d.cuda.driver import call, event_pool, on_device
+from nc10d.kernels.gpu.gpu_pack import THREADS, chunks_of, supports
+from nc10d.kernels.gpu.gpu_ptx import kernel_ptx
 from nc10d.ops import Array
 
-_UNSUPPORTED_PTX = 222
-"""CUDA_ERROR_UNSUPPORTED_PTX_VERSION (cuda.h)."""
-_VERSIONS = [f"{major}.{minor}" for major in (9, 8, 7) for minor in range(9, -1, -1)]
 _ARGUMENTS = (ctypes.c_int64, ctypes.c_int64, ctypes.c_double, ctypes.c_int64)
 Rows = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -95,7 +90,8 @@ class DevicePacker:
         if not tables.rows[:, 2].any():
             return
         here = memory.current_stream_key(self.flat, self._device)
-        kernel = _kernel(self._device, src, dst, scale != 1)
+        ptx = kernel_ptx(src, dst, scale != 1, capability(self._device))
+        kernel = load_kernel(self._device, ptx)
         with on_device(self._device):
             in_order = not memory.in_capture(here)
             if in_order:
@@ -160,44 +156,3 @@ class _Tables:
 
 def _rows(rows: Sequence[tuple[int, int, int]]) -> Rows:
     return np.array(rows, np.int64).reshape(-1, 3)
-
-
-@functools.cache
-def _kernel(device: int, src: DType, dst: DType, scaled: bool) -> object:
-    """Return the driver's handle of a kernel, which stays loaded; may block to compile."""
-    ptx = kernel_ptx(src, dst, scaled, _capability(device))
-    name = re.search(r"\.visible \.entry (\w+)\(", ptx)
-    assert name, "NVVM made no kernel"
-    with on_device(device):
-        return call("cuModuleGetFunction", _loaded(ptx), name[1].encode())
-
-
-def _loaded(ptx: str) -> object:
-    """Return the driver's module for a PTX text."""
-    # A driver rejects PTX that states a newer version than the driver knows. These kernels use only
-    # old instructions, so the text is loaded again with earlier versions.
-    stated = re.search(r"\.version (\d\.\d)", ptx)
-    assert stated, "PTX begins with its version (PTX ISA, .version)"
-    refused: CudaError | None = None
-    for version in [stated[1], *(earlier for earlier in _VERSIONS if earlier < stated[1])]:
-        text = ptx.replace(stated[0], f".version {version}", 1)
-        try:
-            return call("cuModuleLoadData", text.encode() + b"\0")
-        except CudaError as error:
-            refused = refused or error
-            if error.code != _UNSUPPORTED_PTX:
-                break
-    assert refused is not None, "at least one version has been tried"
-    raise refused
-
-
-def _capability(device: int) -> tuple[int, int]:
-    kinds = driver().CUdevice_attribute
-    major, minor = (
-        int(call("cuDeviceGetAttribute", kind, call("cuDeviceGet", device)))
-        for kind in (
-            kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
-            kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-        )
-    )
-    return major, minor

@@ -12,7 +12,7 @@ from emulated import emulated_ranks, needs_emulators
 
 from build import WANTED, build
 from nc10d.arrays.dtypes import DType
-from nc10d.kernels import gpu_pack
+from nc10d.kernels.gpu import gpu_pack
 
 HERE = importlib.util.find_spec("numba_cuda") and importlib.util.find_spec("cuda.bindings")
 needs_compiler = pytest.mark.skipif(not (HERE or WANTED), reason="no CUDA compiler: see .ci/run")

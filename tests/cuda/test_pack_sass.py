@@ -5,7 +5,6 @@ No GPU is needed, but CUDA's compilers are: `make test-nccl` installs them.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -14,29 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from cuda_tools import HERE, NVDISASM, PTXAS, needs_compilers
 
 from nc10d.arrays.dtypes import DType
 from nc10d.errors import UnsupportedPlatform
-from nc10d.kernels.gpu_ptx import kernel_ptx
+from nc10d.kernels.gpu.gpu_ptx import kernel_ptx
 
-WANTED = bool(os.environ.get("NC10D_REQUIRE_NCCL"))
 F32, BF16, F16 = DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16
 E4M3, E5M2 = DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2
-
-
-def tool(name: str) -> Path | None:
-    """Return the path of a tool in the installed wheels."""
-    spec = importlib.util.find_spec("nvidia")
-    roots = spec.submodule_search_locations if spec else None
-    found = [path for root in roots or () for path in Path(root).glob(f"*/bin/{name}")]
-    return found[0] if found else None
-
-
-PTXAS, NVDISASM = tool("ptxas"), tool("nvdisasm")
-HERE = PTXAS and NVDISASM and importlib.util.find_spec("numba_cuda")
-needs_compilers = pytest.mark.skipif(
-    not (HERE or WANTED), reason="no CUDA compilers here: see .ci/run and `make test-nccl`"
-)
 
 
 @dataclass
@@ -116,7 +100,7 @@ def test_dtypes_without_a_kernel_are_refused() -> None:
         kernel_ptx(DType.INT64, DType.INT64, True, (9, 0))
 
 
-@pytest.mark.skipif(bool(HERE), reason="the compilers are here")
+@pytest.mark.skipif(HERE, reason="the compilers are here")
 def test_without_compilers_an_error_names_the_packages_to_install() -> None:
     with pytest.raises(UnsupportedPlatform, match=r"\[cu12\]"):
         kernel_ptx(F32, F32, False, (9, 0))
@@ -125,7 +109,7 @@ def test_without_compilers_an_error_names_the_packages_to_install() -> None:
 KEPT = """
 import sys, zlib
 from nc10d.arrays.dtypes import DType
-from nc10d.kernels.gpu_ptx import kernel_ptx
+from nc10d.kernels.gpu.gpu_ptx import kernel_ptx
 
 text = kernel_ptx(DType.FLOAT32, DType.BFLOAT16, True, (9, 0))
 print(zlib.crc32(text.encode()), "numba.cuda" in sys.modules)

@@ -11,7 +11,7 @@ from numba import njit
 from numba.extending import intrinsic
 
 from nc10d.arrays.dtypes import DType
-from nc10d.kernels import gpu_pack
+from nc10d.kernels.gpu import gpu_pack
 from nc10d.kernels.simd import I64
 from nc10d.reducer.packing import cast
 from nc10d.testing.reference import same_bits

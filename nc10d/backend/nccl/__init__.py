@@ -17,6 +17,9 @@ NCCL makes this backend different from others:
   `wait_blocking()` and `wait(timeout)` do block.
 - 16-bit ints can be moved but not reduced; bitwise reductions are for bools; complex products are
   refused. NCCL chooses the order in which sums are formed, and the result of MIN and MAX for NaNs.
+- Reductions in rank order (`SUM.ordered`, and one's own) are folded by kernels of nc10d, for which
+  numba-cuda is needed: an UnsupportedPlatform without. They need room on the device, so a CUDA
+  graph captures only calls that have been made before with the same arrays.
 - Arrays must be aligned to their elements; others are a ValueError before anything is sent. Strided
   arrays are copied in C order, by a driver's copy for each separate row. Arrays that need thousands
   of copies are refused. c10d sends permuted arrays without gaps as they lie in memory, which is

@@ -14,6 +14,9 @@ argument. A function that raises, allocates or calls the interpreter is a TypeEr
 
 The loop promises LLVM that iterations do not depend on each other, so that the loop becomes vector
 code also where dst is an operand (`llvm.mem.parallel_loop_access`).
+
+`own_part` emits a function's work on one element, for any loop. A loop on a GPU (`gpu.gpu_reduce`)
+compiles the function for the device, and relies on aligned fields.
 """
 
 from __future__ import annotations
@@ -37,10 +40,10 @@ from numba.core import cgutils, errors
 from numba.extending import intrinsic, lower_cast
 from numba.np.numpy_support import from_dtype
 
-from nc10d.arrays.dtypes import DType, ElementKind, ElementType, RecordType
+from nc10d.arrays.dtypes import DType, ElementKind, ElementType, RecordType, alignment
 from nc10d.kernels import simd
 from nc10d.kernels.loops import compile_kernel
-from nc10d.kernels.simd import I8, I32, I64, Builder, Value
+from nc10d.kernels.simd import I8, I32, I64, Builder, Value, pointer_to
 from nc10d.ops.own_reductions import Function, OwnReduction, copied
 
 MOST_BYTES = 520
@@ -49,6 +52,8 @@ _OPERANDS = {"step": 2, "map": 1, "finish": 1}
 _REFUSED = re.compile(r"(NRT_|Py|numba_gil|numba_unpickle)\w*")
 _MOST_REASON = 200
 _RAISES = "it may raise an error"
+_WIDEST_ALIGN = 16
+_AT_ONCE = 8
 _BYTES = I8.as_pointer()
 _NO_WRAP = ("nsw", "nuw")
 _KINDS = types.Boolean, types.Integer, types.Float, types.Complex
@@ -58,22 +63,14 @@ _WIDEST = {"BOOL": 1, "UINT": 2, "INT": 2, "FLOAT": 3, "COMPLEX": 4}
 
 def own_kernel(symbol: str, own: OwnReduction, part: str, element: ElementType) -> Any:
     """Compile a reduction's part, or load the code; TypeError for a function that is refused."""
-    function, operands = own.functions[part], _OPERANDS[part]
-    form, writes = _form_of(function, operands, element)
-    compiled = _jitted(function)
-    refused: list[TypeError] = []
-    loop = _loop(compiled, form, writes, operands, refused)
+    loop = _loop(own_part(own, part, element), element.itemsize, _OPERANDS[part])
 
     def kernel(dst, a, b, nbytes):  # type: ignore[no-untyped-def]
         """dst[:] = function(a, b), element by element"""
         loop(dst, a, b, nbytes)
 
-    try:
+    with refusals():
         return compile_kernel(kernel, symbol)
-    except errors.NumbaError:
-        for refusal in refused:  # Numba's own error speaks of the loop
-            raise refusal from refusal.__cause__
-        raise
 
 
 def _jitted(function: Any) -> Any:
@@ -81,7 +78,9 @@ def _jitted(function: Any) -> Any:
     return numba.njit(error_model="numpy", forceinline=True)(copied(function, _jitted))
 
 
-def _form_of(function: Function, operands: int, element: ElementType) -> tuple[Form, bool]:
+def _form_of(
+    function: Function, operands: int, element: ElementType, aligned: bool
+) -> tuple[Form, bool]:
     """Return how a function sees elements, and whether it writes to its last parameter."""
     given = len(inspect.signature(function).parameters)
     if given not in (operands, operands + 1):
@@ -93,10 +92,17 @@ def _form_of(function: Function, operands: int, element: ElementType) -> tuple[F
     if not isinstance(element, RecordType):
         if writes:
             raise _refusal(function, "a number can't be written to: return the result")
-        return _Number(element), False
-    if writes or not all(field.is_scalar for field in element.fields):
-        return _InMemory(element), writes
-    return _Fields(element), False
+        return _Number(element, _alignment(element, 0, element.itemsize, aligned)), False
+    if not writes and all(field.is_scalar for field in element.fields):
+        return _Fields(element, aligned), False
+    return _InMemory(element, aligned), writes
+
+
+def _alignment(dtype: DType, offset: int, itemsize: int, aligned: bool) -> int:
+    """Return how a number at `offset` in each element is aligned, in arrays that are `aligned`."""
+    part = dtype.itemsize // (2 if dtype.family is ElementKind.COMPLEX else 1)
+    places = offset | itemsize | part
+    return places & -places if aligned else 1
 
 
 # How elements become arguments
@@ -110,10 +116,6 @@ class Form(Protocol):
     @property
     def argument(self) -> types.Type:
         """An argument's type."""
-
-    @property
-    def itemsize(self) -> int:
-        """An element's bytes."""
 
     @property
     def result(self) -> str:
@@ -134,10 +136,7 @@ class Form(Protocol):
 @dataclass(frozen=True, slots=True)
 class _Number:
     dtype: DType
-
-    @property
-    def itemsize(self) -> int:
-        return self.dtype.itemsize
+    align: int
 
     @property
     def argument(self) -> types.Type:
@@ -153,7 +152,7 @@ class _Number:
     def load(self, context: Any, b: Builder, at: Value, access: Access) -> Value:
         stored = simd.STORED[self.dtype]
         parts = [
-            access(b.load(b.bitcast(place, stored.as_pointer()), align=1))
+            access(b.load(pointer_to(b, place, stored), align=self.align))
             for place in self._places(b, at)
         ]
         if len(parts) == 2:
@@ -179,7 +178,7 @@ class _Number:
         elif self.dtype is DType.BOOL:
             parts = [b.zext(value, I8)]
         for place, part in zip(self._places(b, at), parts, strict=True):
-            access(b.store(part, b.bitcast(place, part.type.as_pointer()), align=1))
+            access(b.store(part, pointer_to(b, place, part.type), align=self.align))
 
     def _places(self, b: Builder, at: Value) -> list[Value]:
         if self.dtype.family is not ElementKind.COMPLEX:
@@ -190,10 +189,7 @@ class _Number:
 @dataclass(frozen=True, slots=True)
 class _Fields:
     record: RecordType
-
-    @property
-    def itemsize(self) -> int:
-        return self.record.itemsize
+    aligned: bool
 
     @property
     def argument(self) -> types.Type:
@@ -226,7 +222,11 @@ class _Fields:
             number.store(context, b, each, of, b.gep(at, [low]), access)
 
     def _numbers(self) -> list[tuple[_Number, ir.Constant]]:
-        return [(_Number(field.dtype), I64(field.offset)) for field in self.record.fields]
+        item = self.record.itemsize
+        return [
+            (_Number(f.dtype, _alignment(f.dtype, f.offset, item, self.aligned)), I64(f.offset))
+            for f in self.record.fields
+        ]
 
 
 @lower_cast(types.NamedTuple, types.Tuple)
@@ -241,18 +241,15 @@ def _as_tuple(context: Any, b: Builder, given: types.Type, wanted: types.Type, v
 @dataclass(frozen=True, slots=True)
 class _InMemory:
     record: RecordType
-
-    @property
-    def itemsize(self) -> int:
-        return self.record.itemsize
+    aligned: bool
 
     @property
     def argument(self) -> types.Type:
         fields = [(name, *place[:2]) for name, place in (self.record.numpy.fields or {}).items()]
         names, formats, offsets = zip(*fields, strict=True)
-        # Without promises about alignment: arrays lie anywhere.
+        # On CPUs without promises about alignment: arrays lie anywhere.
         layout: Any = {"names": names, "formats": formats, "offsets": offsets}
-        return from_dtype(np.dtype(layout | {"itemsize": self.record.itemsize}))
+        return from_dtype(np.dtype(layout | {"itemsize": self.record.itemsize}, align=self.aligned))
 
     @property
     def result(self) -> str:
@@ -262,12 +259,13 @@ class _InMemory:
         return bool(kind == self.argument)
 
     def load(self, context: Any, b: Builder, at: Value, access: Access) -> Value:
+        at = b.addrspacecast(at, _BYTES) if at.type.addrspace else at
         return b.bitcast(at, context.get_value_type(self.argument))
 
     def store(
         self, context: Any, b: Builder, value: Value, kind: types.Type, at: Value, access: Access
     ) -> None:
-        _move(b, at, b.bitcast(value, _BYTES), self.itemsize)
+        move(b, at, b.bitcast(value, _BYTES), self.record.itemsize, self.aligned)
 
 
 def _as_one(b: Builder, value: Value) -> Value:
@@ -279,46 +277,121 @@ def _of_one(b: Builder, value: Value) -> Value:
     return b.extract_element(value, I32(0))
 
 
-def _move(b: Builder, to: Value, at: Value, nbytes: int) -> None:
-    """Copy bytes; the places may be the same."""
-    cgutils.raw_memmove(b, to, at, I64(nbytes), 1)
+def move(b: Builder, to: Value, at: Value, nbytes: int, aligned: bool) -> None:
+    """Copy an element; the places may be the same. Elements that are `aligned` go as words."""
+    if not aligned:
+        cgutils.raw_memmove(b, to, at, I64(nbytes), 1)
+        return
+    # NVVM would copy byte by byte. A few words at once, so that registers suffice.
+    word = alignment(nbytes)
+    to, at = (pointer_to(b, x, ir.IntType(8 * word)) for x in (to, at))
+    places = [I64(place) for place in range(nbytes // word)]
+    for first in range(0, len(places), _AT_ONCE):
+        some = places[first : first + _AT_ONCE]
+        words = [b.load(b.gep(at, [place]), align=word) for place in some]
+        for value, place in zip(words, some, strict=True):
+            b.store(value, b.gep(to, [place]), align=word)
+
+
+# A function's work on an element
+
+Compile = Callable[[Function, tuple[types.Type, ...]], Any]
+"""Compiles a function for its arguments' types; returns Numba's dispatcher."""
+
+
+def compile_on_cpu(function: Function, arguments: tuple[types.Type, ...]) -> Any:
+    """Compile a function; TypeError if it can't be, or may raise, allocate or call Python."""
+    compiled = _jitted(function)
+    with quoting(function):
+        compiled.compile(arguments)
+    (result,) = compiled.overloads.values()
+    fault = _fault(result)
+    if fault is not None:
+        # Compiled again, with lines, only for the message.
+        (lined,) = _with_lines(function, arguments).overloads.values()
+        line = _line_of_raise(function) if fault[0] == _RAISES else 0
+        raise _refusal(function, fault[0], line or (_fault(lined) or fault)[1])
+    return compiled
+
+
+def own_part(
+    own: OwnReduction,
+    part: str,
+    element: ElementType,
+    compile: Compile = compile_on_cpu,
+    aligned: bool = False,
+) -> Callable[..., None]:
+    """Return the function that emits `to` = part(`places`): context, builder, to, places, access.
+
+    `to` and `places` are pointers to bytes, `aligned` as their type asks, or not. TypeError, also
+    when the code is emitted, for a function that can't be compiled.
+    """
+    function, operands, item = own.functions[part], _OPERANDS[part], element.itemsize
+    form, writes = _form_of(function, operands, element, aligned)
+    with quoting(function):
+        arguments = (form.argument,) * (operands + writes)
+
+    def emit(
+        context: Any,
+        b: Builder,
+        to: Value,
+        places: Sequence[Value],
+        access: Access = lambda instruction: instruction,
+    ) -> None:
+        compiled = compile(function, arguments)
+        kind = numba.typeof(compiled)  # refers to it weakly
+        signature = kind.get_call_type(context.typing_context, arguments, {})
+        _check_result(function, form, signature.return_type, writes)
+        compute = context.get_function(kind, signature)
+        values = [form.load(context, b, at, access) for at in places]
+        if writes:
+            out = room(b, item)
+            move(b, out, places[0], item, aligned)
+            compute(b, [*values, form.load(context, b, out, access)])
+            move(b, to, out, item, aligned)
+            return
+        result = compute(b, values)
+        if isinstance(form, _Fields) and form.record.rest:
+            move(b, to, places[0], item, aligned)
+        form.store(context, b, result, signature.return_type, to, access)
+
+    return emit
+
+
+def room(b: Builder, nbytes: int) -> Value:
+    """Return a pointer to bytes of the function's own, aligned for every type."""
+    found = cgutils.alloca_once(b, ir.ArrayType(I8, nbytes))
+    found.align = _WIDEST_ALIGN
+    return b.bitcast(found, _BYTES)
+
+
+@contextlib.contextmanager
+def refusals() -> Iterator[None]:
+    """Raise a function's own TypeError in place of Numba's error, which speaks of the loop."""
+    try:
+        yield
+    except errors.NumbaError as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            if type(cause) is TypeError:
+                raise cause from cause.__cause__
+            cause = cause.__cause__ or cause.__context__
+        raise
 
 
 # The loop
 
 
-def _loop(compiled: Any, form: Form, writes: bool, operands: int, refused: list[TypeError]) -> Any:
-    """Return the function of (dst, a, b, nbytes) that runs `compiled` on every element."""
-    arguments = (form.argument,) * (operands + writes)
+def _loop(emit: Callable[..., None], item: int, operands: int) -> Any:
+    """Return the function of (dst, a, b, nbytes) that does a part's work on every element."""
 
     @intrinsic
     def loop(_typing: Any, _dst: Any, _a: Any, _b: Any, _nbytes: Any) -> Any:
         def generate(context: Any, b: Builder, _signature: Any, given: Sequence[Value]) -> Value:
-            kind = numba.typeof(compiled)
-            try:
-                _compile(compiled, arguments)
-                signature = kind.get_call_type(context.typing_context, arguments, {})
-                _check_result(compiled.py_func, form, signature.return_type, writes)
-            except TypeError as error:
-                refused.append(error)
-                raise errors.TypingError(str(error)) from error
-            compute = context.get_function(kind, signature)
             dst, *sources = (b.inttoptr(x, _BYTES) for x in given[: 1 + operands])
-            item = form.itemsize
-            room = cgutils.alloca_once(b, ir.ArrayType(I8, item)) if writes else None
             with _each(b, given[3], item) as (low, access):
                 to, *places = (b.gep(x, [low]) for x in (dst, *sources))
-                values = [form.load(context, b, at, access) for at in places]
-                if room is None:
-                    result = compute(b, values)
-                    if isinstance(form, _Fields) and form.record.rest:
-                        _move(b, to, places[0], item)
-                    form.store(context, b, result, signature.return_type, to, access)
-                else:
-                    out = b.bitcast(room, _BYTES)
-                    _move(b, out, places[0], item)
-                    compute(b, [*values, form.load(context, b, out, access)])
-                    _move(b, to, out, item)
+                emit(context, b, to, places, access)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 4), generate
@@ -354,25 +427,19 @@ def _each(b: Builder, nbytes: Value, item: int) -> Iterator[tuple[Value, Access]
 # Refusals
 
 
-def _compile(compiled: Any, arguments: tuple[types.Type, ...]) -> None:
-    """Compile the function; TypeError if it can't be, or may raise, allocate or call Python."""
-    function = compiled.py_func
+@contextlib.contextmanager
+def quoting(function: Function) -> Iterator[None]:
+    """Raise Numba's error as a TypeError that quotes the function's line."""
     try:
-        compiled.compile(arguments)
-    except errors.NumbaError as error:
+        yield
+    except (errors.NumbaError, KeyError, ValueError) as error:
+        # KeyError: a ufunc that GPUs lack; ValueError: NumPy's, for fields that are not aligned.
         text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
         reason = text.partition("pipeline (step:")[2].partition("\n")[2] or text
         reason = re.split(r"\n\s*(?:\n|File|During)", reason, maxsplit=1)[0]
         places = re.findall(rf'File "[^"]*{re.escape(_file(function))}", line (\d+)', text)
         line = int(places[0]) if places else 0
         raise _refusal(function, " ".join(reason.split())[:_MOST_REASON], line) from error
-    (result,) = compiled.overloads.values()
-    fault = _fault(result)
-    if fault is not None:
-        # Compiled again, with lines, only for the message.
-        (lined,) = _with_lines(function, arguments).overloads.values()
-        line = _line_of_raise(function) if fault[0] == _RAISES else 0
-        raise _refusal(function, fault[0], line or (_fault(lined) or fault)[1])
 
 
 def _check_result(function: Function, form: Form, kind: types.Type, writes: bool) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,10 +18,10 @@ import numpy as np
 from device_ranks import device
 
 from nc10d import cuda
+from nc10d.cuda.device_kernels import capability, load_kernel
 from nc10d.cuda.driver import call, driver
 from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import AVG
-from nc10d.reducer.device_packing import _capability, _loaded
 
 COUNT, STEPS = 257, 20
 LR, BETA1, BETA2, EPS = 0.05, 0.9, 0.999, 1e-8
@@ -184,10 +183,8 @@ def kernels(device: int) -> dict[str, Any]:
     for body in (gradient, adam):
         array = float32[::1]
         signature = void(*[array] * TWINS[body.__name__][1])
-        ptx, _ = on.compile_ptx(body, signature, device=False, cc=_capability(device))
-        entry = re.search(r"\.visible \.entry (\w+)\(", ptx)
-        assert entry is not None
-        made[body.__name__] = call("cuModuleGetFunction", _loaded(ptx), entry[1].encode())
+        ptx, _ = on.compile_ptx(body, signature, device=False, cc=capability(device))
+        made[body.__name__] = load_kernel(device, ptx)
     return made
 
 

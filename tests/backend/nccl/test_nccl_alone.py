@@ -8,6 +8,7 @@ import device_ranks as on
 import lone_ranks as lone
 import pytest
 from emulated import emulated_ranks, needs_emulators
+from folding_ranks import FOLDING
 from reducing_ranks import REDUCING
 
 from nc10d.testing.ranks import Ranks
@@ -26,6 +27,7 @@ LONE = [
     on.callbacks_and_await_come_when_it_is_over,
     on.both_kinds_of_arrays_in_one_group,
     on.a_group_with_a_device_is_bound_to_it_at_once,
+    *FOLDING,
     *REDUCING,
 ]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import device_ranks as on
 import pytest
 from emulated import emulated_ranks, emulators, needs_emulators
+from folding_ranks import FOLDING
 from reducing_ranks import REDUCING
 
 from nc10d.backend.nccl.comm.options import NcclOptions
@@ -46,6 +47,7 @@ LAWS = [
     on.memory_is_registered_until_it_is_closed,
     on.an_abort_reaches_work_on_devices_that_it_has_not_used,
     on.a_collective_that_one_rank_never_enters_is_ended_by_an_abort,
+    *FOLDING,
     *REDUCING,
 ]
 

@@ -1,4 +1,4 @@
-/* nc10d's packing kernels (nc10d/kernels/gpu_pack.py) in C, element by element: every process that
+/* nc10d's packing kernels (nc10d/kernels/gpu/gpu_pack.py) in C, element by element: every process that
  * takes this for a driver has them. A test of the kernels' own loops registers those instead. */
 #include "emulator.h"
 #include <stdio.h>

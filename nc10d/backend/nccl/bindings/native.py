@@ -44,7 +44,7 @@ def _caller(count: int) -> Any:
 
 
 _call0, call1, call2, _call3 = map(_caller, (0, 1, 2, 3))
-_call6, _call7, _call8 = map(_caller, (6, 7, 8))
+_call4, _call6, _call7, _call8 = map(_caller, (4, 6, 7, 8))
 
 
 @njit(nogil=True)
@@ -63,6 +63,8 @@ def nc10d_nccl_call(row):  # type: ignore[no-untyped-def]
         return _call3(function, arguments)
     if count == 1:
         return call1(function, arguments)
+    if count == 4:
+        return _call4(function, arguments)
     return _call0(function, arguments)
 
 

@@ -3,7 +3,7 @@
 Contract: elements go in C order, as with every backend, for any strides on this rank or another.
 The copies are rows in a launch table: part of the order on the device, and of graphs. A driver's
 copy takes rows with the same width and pitch, so an array may need several; ValueError for more
-than MOST.
+than MOST. Records whose fields lie in arrays of their own are copied alike, field by field.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 
 from nc10d.arrays.access import access, arrays_of
 from nc10d.arrays.buffer import Buffer, as_buffer
+from nc10d.arrays.fields import Fields
 from nc10d.arrays.interop import map_arrays
 from nc10d.cuda.driver import address, driver
 from nc10d.cuda.memory import DeviceArray, empty
 from nc10d.ops import Array, Op
-from nc10d.ops.facts import name_of
+from nc10d.ops.facts import facts_of, name_of
 
 MOST = 4096
 """Copies of an array; queueing more would cost more than a kernel by the caller."""
@@ -112,18 +113,36 @@ class ContiguousCopies:
         self._rectangles: list[Any] = []
         self.kept: object = (self._copies, self._rectangles)
         self.ops: Sequence[Op] = ops
-        if any(not as_buffer(x).contiguous for op in ops for x in arrays_of(op)):
+        strided = any(not as_buffer(x).contiguous for op in ops for x in arrays_of(op))
+        if strided or any(map(_fields_of, ops)):
             self.ops = [self._on_copies(op) for op in ops]
 
     def _on_copies(self, op: Op) -> Op:
         try:
-            return map_arrays(op, self._copy_if_strided)
+            joined = {name: self._joined(getattr(op, name)) for name in facts_of(op).arrays}
+            return map_arrays(facts_of(op).replace(op, **joined), self._copy_if_strided)
         except ValueError as error:
             raise ValueError(f"{name_of(op)}: {error}") from None
 
     def _copy_if_strided(self, x: Array) -> Array:
         found = as_buffer(x)
         return x if found.contiguous or found.device != "cuda" else self._copy(found)
+
+    def _joined(self, xs: Any) -> Any:
+        """Return an argument with records in place of fields."""
+        if isinstance(xs, list):
+            return [self._joined(x) for x in xs]
+        return self._records(xs) if isinstance(xs, Fields) else xs
+
+    def _records(self, x: Fields) -> DeviceArray:
+        if not all(part.contiguous and part.device == "cuda" for part in x.buffers):
+            raise ValueError("fields lie in contiguous arrays on the device: pass copies")
+        key = (x.element, *(part.address for part in x.buffers))
+        made = self._copies.get(key)
+        if made is None:
+            count = as_buffer(x).count
+            made = self._copies[key] = empty(count, x.element, self._device)
+        return made
 
     def _copy(self, x: Buffer) -> DeviceArray:
         key = (x.address, x.shape, x.strides, x.dtype)
@@ -139,25 +158,41 @@ class ContiguousCopies:
 
     def before(self, places: Sequence[int]) -> list[Row]:
         """Return the calls that copy the arrays that operations read."""
-        return [row for x in self._strided(places, 0) for row in self._rows(x, back=False)]
+        return list(self._rows(places, 0))
 
     def behind(self, places: Sequence[int]) -> list[Row]:
         """Return the calls that write back the arrays that operations write."""
-        return [row for x in self._strided(places, 1) for row in self._rows(x, back=True)]
+        return list(self._rows(places, 1))
 
-    def _strided(self, places: Sequence[int], side: int) -> Iterator[Buffer]:
-        """Yield the strided arrays that operations read (0) or write (1)."""
-        if self._copies:
-            for place in places:
-                found = map(as_buffer, access(self._given[place], self._rank)[side])
-                yield from (x for x in found if not x.contiguous)
+    def _rows(self, places: Sequence[int], side: int) -> Iterator[Row]:
+        """Yield the calls for the arrays that operations read (0) or write (1)."""
+        for place in places if self._copies else ():
+            for array, copy, piece in self._pieces(self._given[place], side):
+                rectangle = _rectangle(piece, array, copy, back=side == 1)
+                self._rectangles.append(rectangle)
+                yield address("cuMemcpy2DAsync_v2"), int(rectangle.getPtr())
 
-    def _rows(self, x: Buffer, back: bool) -> Iterator[Row]:
-        copy, function = self._copy(x).address, address("cuMemcpy2DAsync_v2")
-        for piece in pieces(x):
-            rectangle = _rectangle(piece, x.address, copy, back)
-            self._rectangles.append(rectangle)
-            yield function, int(rectangle.getPtr())
+    def _pieces(self, op: Op, side: int) -> Iterator[tuple[int, int, Piece]]:
+        """Yield the address of an array, that of its copy, and a piece of both."""
+        found = [*map(as_buffer, access(op, self._rank)[side])]
+        for x in found:
+            if not x.contiguous:
+                yield from ((x.address, self._copy(x).address, piece) for piece in pieces(x))
+        touched = {x.address for x in found}
+        for fields in _fields_of(op):
+            copy, item = self._records(fields), fields.element.itemsize
+            for field, x in zip(fields.element.fields, fields.buffers, strict=True):
+                width = field.dtype.itemsize * field.count
+                if x.count and x.address in touched:
+                    piece = Piece(0, width, field.offset, item, width, len(copy))
+                    yield x.address, copy.address, piece
+
+
+def _fields_of(op: Op) -> list[Fields]:
+    """Return an operation's records whose fields lie in arrays of their own."""
+    values = [getattr(op, name) for name in facts_of(op).arrays]
+    flat = [x for value in values for x in (value if isinstance(value, list) else [value])]
+    return [x for x in flat if isinstance(x, Fields)]
 
 
 def _rectangle(piece: Piece, array: int, copy: int, back: bool) -> Any:

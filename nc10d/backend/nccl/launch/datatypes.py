@@ -2,7 +2,8 @@
 
 Operations that only move data move bytes. A reduction uses one of NCCL's types: the array's own,
 several elements of another type (a complex number as two floats), or another type that gives the
-same bits (a bool as uint8, whose maximum is "or").
+same bits (a bool as uint8, whose maximum is "or"). A reduction in rank order for which NCCL does
+not promise the bits is folded by nc10d's kernels (`rank_order`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-from nc10d.arrays.dtypes import DType, ElementKind
+from nc10d.arrays.dtypes import DType, ElementKind, ElementType, order_matters, scalar
 from nc10d.backend.nccl.bindings.header_table import ENUMS, Version
 from nc10d.ops import ReduceOp
 
@@ -73,6 +74,24 @@ def reduction(dtype: DType, op: ReduceOp) -> NcclReduction:
     if dtype in _NATIVE and name in OPERATORS:
         return NcclReduction(_NATIVE[dtype], 1, OPERATORS[name], dtype)
     raise TypeError(f"NCCL has no {op.name} of {dtype.label}: {_why(dtype)}")
+
+
+@functools.cache
+def is_folded(dtype: ElementType, op: ReduceOp, size: int) -> bool:
+    """Return whether ranks fold in rank order themselves: NCCL lacks `op`, or its bits may differ.
+
+    Only for reductions in rank order. NCCL may scale before it adds, and contract the two.
+    """
+    if not op.by_rank:
+        return False
+    maps = op.kind.prepares or op.kind.finishes
+    if op.pairwise.own is not None or dtype in FP8 or order_matters(op, dtype, 3 if maps else size):
+        return True
+    try:
+        reduction(scalar(dtype), op)
+    except TypeError:
+        return True
+    return False
 
 
 def _why(dtype: DType) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 from nc10d import ops
 from nc10d.arrays.access import arrays_of, first_array
 from nc10d.arrays.buffer import as_buffer
+from nc10d.arrays.fields import Fields
 from nc10d.backend.nccl.bindings import native
 from nc10d.backend.nccl.comm.comm_streams import CommStream
 from nc10d.backend.nccl.launch.launch_table import LaunchTable
@@ -147,4 +148,9 @@ def _signature(op: ops.Op) -> Key | None:
     extra, x, y = facts_of(op).split(op)
     if type(x) is tuple or type(y) is tuple:
         return None
-    return type(op), extra, id(x), y if type(y) is int else id(y)
+    return type(op), extra, _identity(x), y if type(y) is int else _identity(y)
+
+
+def _identity(x: object) -> object:
+    # Fields are made anew for each call; their arrays are the caller's.
+    return tuple(map(id, x.arrays)) if type(x) is Fields else id(x)

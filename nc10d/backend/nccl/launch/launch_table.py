@@ -3,7 +3,7 @@
     enter: number and log the call             and compare it with those of peers
     record `before` on the current stream      the work queued there comes first
     wait for it on each communicator's stream
-    group start, the operations' calls, group end
+    group start, the operations' calls, group end; kernels that fold, and a group of gathers
     record `ended` on that stream              the Work polls it
     wait for it on the current stream          only if the call is synchronous
 
@@ -30,11 +30,13 @@ from nc10d.backend.nccl.launch.call_board import Caller
 from nc10d.backend.nccl.launch.compared_call import CallText
 from nc10d.backend.nccl.launch.nccl_calls import Call
 from nc10d.cuda.driver import address, context
+from nc10d.kernels.gpu.gpu_pack import THREADS
 from nc10d.ops import Op
 
 _PAD = (0,) * 8
 AFTER_EVENT = 2
-_CUDA_FUNCTIONS = ("cuEventRecord", "cuStreamWaitEvent", "cuMemcpy2DAsync_v2")
+_LAUNCH = "cuLaunchKernelEx"
+_CUDA_FUNCTIONS = ("cuEventRecord", "cuStreamWaitEvent", "cuMemcpy2DAsync_v2", _LAUNCH)
 Row = tuple[int, ...]
 
 
@@ -81,7 +83,7 @@ class LaunchTable:
 
         `keep` is the memory that the calls use: the call's text, and more.
         """
-        self._keep = keep
+        self._keep = keep, rows.kept
         self.caller = caller
         self.comm_streams = comm_streams
         locks = [comm_stream.formed.lock for comm_stream in comm_streams]
@@ -160,6 +162,7 @@ class TableRows:
         self.words = array("q")
         self.count = 0
         self.places: list[tuple[int, Sequence[int]]] = []
+        self.kept: list[object] = []
         self._address = library.address
 
     def add(self, function: int, *arguments: int, mark: int = PLAIN) -> None:
@@ -176,6 +179,18 @@ class TableRows:
         """Add calls that belong to no operation."""
         for row in rows:
             self.add(*row)
+
+    def kernels(self, placed: Sequence[Placed]) -> None:
+        """Add launches of kernels; the rows refer to their arguments, which are kept."""
+        for comm_stream, (kernel, blocks, *arguments), place in placed:
+            # A CUlaunchConfig (cuda.h), arguments, and their addresses.
+            config = blocks | 1 << 32, 1 | THREADS << 32, 1 | 1 << 32, 0, comm_stream.stream, 0, 0
+            words = array("q", [*config, *arguments, *arguments])
+            at, first, last = words.buffer_info()[0], len(config), len(config) + len(arguments)
+            words[last:] = array("q", range(at + 8 * first, at + 8 * last, 8))
+            self.kept.append(words)
+            self.places.append((self.count, [place]))
+            self.add(address(_LAUNCH), at, kernel, at + 8 * last, 0)
 
     def group(self, placed: Sequence[Placed]) -> None:
         """Add calls as a group; a single call needs no group."""
@@ -208,9 +223,12 @@ Body = Callable[[TableRows], None]
 
 
 class Grouped(NamedTuple):
-    """A group's calls, and the copies before and after them for each communicator, in order."""
+    """A group's calls, and the copies before and after them for each communicator, in order.
 
-    placed: Sequence[Placed]
+    The calls have the steps of `OperationCalls`.
+    """
+
+    placed: Sequence[Sequence[Placed]]
     before: Sequence[Sequence[Row]]
     behind: Sequence[Sequence[Row]]
 
@@ -226,7 +244,10 @@ def grouped(groups: Sequence[Grouped], comm_streams: tuple[CommStream, ...]) -> 
                 )
             for comm_stream, copies in zip(comm_streams, group.before, strict=True):
                 rows.on(comm_stream, copies)
-            rows.group(group.placed)
+            calls, kernels, gathers = group.placed
+            rows.group(calls)
+            rows.kernels(kernels)
+            rows.group(gathers)
             for comm_stream, copies in zip(comm_streams, group.behind, strict=True):
                 rows.on(comm_stream, copies)
 

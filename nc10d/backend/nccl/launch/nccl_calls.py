@@ -10,18 +10,19 @@ ncclGather and ncclScatter need contiguous parts with equal sizes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from nc10d import ops
 from nc10d.arrays.buffer import Buffer, as_buffer
-from nc10d.arrays.dtypes import DType
+from nc10d.arrays.dtypes import DType, ElementType, alignment, scalar
 from nc10d.backend.nccl.launch.datatypes import BYTES, FP8, FP8_NEEDS, INT32, SUM, reduction
 from nc10d.ops import Array
 from nc10d.ops.facts import name_of
 from nc10d.ops.operations import Arrays
+from nc10d.ops.reductions import ReductionKind
 
 Call = tuple[Any, ...]
 """(function, argument, ...), all arguments ints."""
@@ -34,7 +35,8 @@ class CallContext:
     # `has(name)` returns whether this NCCL has a function; all ranks must have the same release.
     # `premul_op` returns the operator for a PREMUL_SUM by factor, NCCL's type and nc10d's.
     # `scratch` is the address of 4 bytes on the device for barriers. Without `fp8`, this NCCL or
-    # this device reduces no 8-bit floats.
+    # this device reduces no 8-bit floats. `kernel` returns the handle of the kernel that folds such
+    # elements, `room` the address of so many bytes on the device.
 
     rank: int
     size: int
@@ -42,6 +44,8 @@ class CallContext:
     premul_op: Callable[[float, int, DType], int]
     scratch: int
     fp8: bool = True
+    kernel: Callable[[ReductionKind, ElementType], int] = lambda *_: 0
+    room: Callable[[int], int] = lambda _: 0
 
 
 def calls_of(op: ops.Op, place: CallContext) -> list[Call]:
@@ -49,7 +53,12 @@ def calls_of(op: ops.Op, place: CallContext) -> list[Call]:
     # TypeError or ValueError for operations, arrays and reductions that NCCL can't take.
     if type(op) not in CALLS:
         raise TypeError(f"NCCL has no {name_of(op)}: the CPU's backend has it, on host memory")
-    return [call for call in CALLS[type(op)](op, place) if call[_COUNT[call[0]]]]
+    return moving(CALLS[type(op)](op, place))
+
+
+def moving(calls: Iterable[Call]) -> list[Call]:
+    """Return the calls that move something."""
+    return [call for call in calls if call[_COUNT[call[0]]]]
 
 
 # The index of the element count among each function's arguments.
@@ -62,14 +71,17 @@ _COUNT = {
 }
 
 
-def flat(op: ops.Op, x: Array) -> Buffer:
-    """Return an array's memory, which must be on a device, contiguous, and aligned."""
+def flat(op: ops.Op, x: Array, element: ElementType | None = None) -> Buffer:
+    """Return an array's memory, which must be on a device, contiguous, and aligned.
+
+    `element` is the type to which the array is aligned, if another than its own.
+    """
     found = as_buffer(x)
     name = name_of(op)
     if found.device != "cuda":
         raise ValueError(f"{name}: nccl takes arrays in device memory, got one on {found.device}")
     assert found.contiguous, "strided arrays have been copied"
-    part = min(found.dtype.itemsize, 8)
+    part = alignment((element or found.dtype).itemsize)
     if found.address % part:
         raise ValueError(f"{name}: the array is not aligned to its elements ({part} bytes)")
     return found
@@ -84,7 +96,7 @@ def _reducing(op: Any, x: Buffer, place: CallContext) -> tuple[int, int, int]:
     how: ops.ReduceOp = op.op
     if x.dtype in FP8 and not place.fp8:
         raise TypeError(f"{name_of(op)}: {x.dtype.label} needs {FP8_NEEDS}")
-    found = reduction(x.dtype, how)
+    found = reduction(scalar(x.dtype), how)
     if found.op is not None:
         return x.count * found.elements, found.datatype, found.op
     assert how.factor is not None, "PREMUL_SUM has a factor"
@@ -172,7 +184,7 @@ def _gather(op: ops.Gather, place: CallContext) -> Iterator[Call]:
         return
     yield "ncclSend", x.address, x.nbytes, BYTES, op.root
     if op.out is not None:
-        for peer, (address, nbytes) in enumerate(_chunks(op, op.out, place.size)):
+        for peer, (address, nbytes) in enumerate(chunks_of(op, op.out, place.size)):
             yield "ncclRecv", address, nbytes, BYTES, peer
 
 
@@ -182,13 +194,13 @@ def _scatter(op: ops.Scatter, place: CallContext) -> Iterator[Call]:
         yield "ncclScatter", inp, x.address, x.nbytes, BYTES, op.root
         return
     if op.inp is not None:
-        for peer, (address, nbytes) in enumerate(_chunks(op, op.inp, place.size)):
+        for peer, (address, nbytes) in enumerate(chunks_of(op, op.inp, place.size)):
             yield "ncclSend", address, nbytes, BYTES, peer
     out = flat(op, op.out)
     yield "ncclRecv", out.address, out.nbytes, BYTES, op.root
 
 
-def _chunks(op: ops.Op, arrays: Arrays, size: int) -> list[Span]:
+def chunks_of(op: ops.Op, arrays: Arrays, size: int) -> list[Span]:
     """Return each rank's chunk of a list or of a flat array."""
     if isinstance(arrays, (list, tuple)):
         return _spans(_flats(op, arrays))

@@ -12,7 +12,7 @@ import numpy as np
 
 from nc10d.arrays.access import first_array
 from nc10d.arrays.buffer import as_buffer
-from nc10d.arrays.dtypes import DType, allows
+from nc10d.arrays.dtypes import DType, ElementType, allows
 from nc10d.arrays.validate import validate
 from nc10d.backend.nccl.bindings import native
 from nc10d.backend.nccl.bindings.library import Library
@@ -32,14 +32,19 @@ from nc10d.backend.nccl.launch.launch_table import (
     grouped,
     in_groups,
 )
-from nc10d.backend.nccl.launch.nccl_calls import Call, CallContext, calls_of
+from nc10d.backend.nccl.launch.nccl_calls import Call, CallContext
+from nc10d.backend.nccl.launch.rank_order import OperationCalls, all_calls_of
 from nc10d.base.deadline import Deadline
-from nc10d.cuda.driver import EventPool, call, driver
-from nc10d.cuda.memory import device_of, to_device
+from nc10d.cuda import memory
+from nc10d.cuda.device_kernels import capability, load_kernel
+from nc10d.cuda.driver import EventPool
+from nc10d.cuda.memory import device_of
 from nc10d.cuda.streams import Stream
 from nc10d.kernels.cache import entry_point
+from nc10d.kernels.gpu.gpu_reduce import fold_ptx
 from nc10d.ops import AllReduces, Array, Op, RepeatedOps
 from nc10d.ops.facts import name_of
+from nc10d.ops.reductions import ReductionKind
 
 _fill_rows = entry_point(native.nc10d_nccl_uniform)
 _look = attrgetter("address", "count", "dtype", "contiguous", "writable", "device")
@@ -60,7 +65,7 @@ class LaunchPlanner:
         self.board = CallBoard(group)
         self._before = pool.take()
         self._joint = Stream(self.device, group.options.high_priority)
-        self._scratch = to_device(np.ones(1, np.int32), self.device)
+        self._scratch = memory.to_device(np.ones(1, np.int32), self.device)
         self._fp8 = _reduces_fp8(group.library, self.device)
 
     def cached(self, ops: Sequence[Op], timeout: float) -> CachedLaunch:
@@ -99,9 +104,8 @@ class LaunchPlanner:
     def checked_calls(self, ops: Sequence[Op]) -> list[list[Call]]:
         """Check operations as a launch does; return the calls of each, for formed communicators."""
         self._check_all(ops)
-        return self._calls(
-            ContiguousCopies(ops, self._group.rank, self.device).ops, self._premul_op
-        )
+        copies = ContiguousCopies(ops, self._group.rank, self.device)
+        return [[*found.calls] for found in self._calls(copies.ops, self._premul_op)]
 
     def _check_all(self, ops: Sequence[Op]) -> None:
         for op in ops:
@@ -116,17 +120,28 @@ class LaunchPlanner:
         """Check the caller's operations, and make their launch."""
         self._check_all(ops)
         copies = ContiguousCopies(ops, self._group.rank, self.device)
-        calls = self._calls(copies.ops, lambda *_: 0)
+        calls = self._calls(copies.ops)
         comm_streams = dict.fromkeys(self._comm_streams.of(op, deadline) for op in ops)
         cached = CachedLaunch(tuple(comm_streams), ops)
         if all(comm_stream.comm is not None for comm_stream in comm_streams):
-            if any(getattr(getattr(op, "op", None), "factor", None) is not None for op in ops):
-                calls = self._calls(copies.ops, self._premul_op)
+            folds = any(found.kernels for found in calls)
+            if folds:
+                self._check_not_captured(ops)
+            scales = any(getattr(getattr(op, "op", None), "factor", None) is not None for op in ops)
+            known = None if folds or scales else calls
             cached.table = self._table_for(
-                ops, copies, cached.comm_streams, deadline, self._before, calls
+                ops, copies, cached.comm_streams, deadline, self._before, known
             )
             self._cache.keep(key, ops, cached)
         return cached
+
+    def _check_not_captured(self, ops: Sequence[Op]) -> None:
+        """Raise ValueError if the current stream is captured, where no memory can be allocated."""
+        if memory.in_capture(memory.current_stream_key(first_array(ops), self.device)):
+            text = (
+                "call with these arrays before capturing a graph: a fold needs room on the device"
+            )
+            raise ValueError(f"{name_of(ops[0])}: {text}")
 
     def _check_device(self, op: Op) -> None:
         x = first_array((op,))
@@ -136,12 +151,21 @@ class LaunchPlanner:
             raise ValueError(f"{name_of(op)}: {where}, got an array on cuda:{device}")
 
     def _calls(
-        self, ops: Sequence[Op], premul_op: Callable[[float, int, DType], int]
-    ) -> list[list[Call]]:
+        self,
+        ops: Sequence[Op],
+        premul_op: Callable[[float, int, DType], int] = lambda *_: 0,
+        room: Callable[[int], int] = lambda _: 0,
+    ) -> list[OperationCalls]:
         group, scratch = self._group, self._scratch.address
-        has = group.library.has
-        place = CallContext(group.rank, group.size, has, premul_op, scratch, self._fp8)
-        return [calls_of(op, place) for op in ops]
+        has, kernel = group.library.has, self._kernel
+        place = CallContext(
+            group.rank, group.size, has, premul_op, scratch, self._fp8, kernel, room
+        )
+        return [all_calls_of(op, place) for op in ops]
+
+    def _kernel(self, kind: ReductionKind, element: ElementType) -> int:
+        """Return the kernel that folds such elements; UnsupportedPlatform without a compiler."""
+        return load_kernel(self.device, fold_ptx(kind, element, capability(self.device)))
 
     def table(
         self,
@@ -152,8 +176,7 @@ class LaunchPlanner:
     ) -> LaunchTable:
         """Lay out a checked, deferred launch on formed communicators; `before` is recorded."""
         copies = ContiguousCopies(ops, self._group.rank, self.device)
-        calls = self._calls(copies.ops, self._premul_op)
-        return self._table_for(ops, copies, comm_streams, deadline, before, calls)
+        return self._table_for(ops, copies, comm_streams, deadline, before)
 
     def caller_of(self, comm_streams: tuple[CommStream, ...]) -> Caller:
         """Return a launch's caller: peers compare launches with a collective."""
@@ -167,21 +190,31 @@ class LaunchPlanner:
         comm_streams: tuple[CommStream, ...],
         deadline: Deadline,
         before: int,
-        calls: Sequence[list[Call]],
+        calls: Sequence[OperationCalls] | None = None,
     ) -> LaunchTable:
+        rooms: list[memory.DeviceArray] = []
+
+        def room(nbytes: int) -> int:
+            rooms.append(memory.empty(nbytes, DType.UINT8, self.device))
+            return rooms[-1].address
+
+        calls = calls or self._calls(copies.ops, self._premul_op, room)
         stream_of_op = [self._comm_streams.of(op, deadline) for op in ops]
         groups = []
         for group in in_groups(ops):
-            placed = [Placed(stream_of_op[at], call, at) for at in group for call in calls[at]]
+            placed = [
+                [Placed(stream_of_op[at], call, at) for at in group for call in calls[at][step]]
+                for step in range(len(OperationCalls._fields))
+            ]
             by_stream = [
                 [at for at in group if stream_of_op[at] is comm_stream]
                 for comm_stream in comm_streams
             ]
-            if placed:
+            if any(placed):
                 around = list(map(copies.before, by_stream)), list(map(copies.behind, by_stream))
                 groups.append(Grouped(placed, *around))
-        body = grouped(groups, comm_streams)
-        return self._table_of(CallText(compared(ops)), comm_streams, before, body, copies.kept)
+        body, kept = grouped(groups, comm_streams), (copies.kept, rooms)
+        return self._table_of(CallText(compared(ops)), comm_streams, before, body, kept)
 
     def _table_of(
         self,
@@ -208,9 +241,8 @@ class LaunchPlanner:
 
 
 def _reduces_fp8(library: Library, device: int) -> bool:
-    attribute = driver().CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
-    capability = int(call("cuDeviceGetAttribute", attribute, call("cuDeviceGet", device)))
-    return library.version >= datatypes.FP8_SINCE and capability >= datatypes.FP8_CAPABILITY
+    has = capability(device)[0] >= datatypes.FP8_CAPABILITY
+    return library.version >= datatypes.FP8_SINCE and has
 
 
 def uniform_rows(
@@ -222,7 +254,7 @@ def uniform_rows(
     contiguous, aligned, not empty, and without shared memory. None for any other block, also for
     mistakes, which the general path handles.
     """
-    if len(ops) < 2 or ops.op.factor is not None:
+    if len(ops) < 2 or ops.op.factor is not None or ops.op.by_rank:
         return None
     found = _look_at(ops.arrays, device)
     if found is None:

@@ -24,6 +24,7 @@ from numba import types
 
 from nc10d.arrays.dtypes import DType, ElementKind
 from nc10d.kernels import simd
+from nc10d.kernels.own.own_reduce import Compile, compile_on_cpu
 from nc10d.kernels.simd import Builder, Value
 
 CHUNK = 16 << 10
@@ -48,11 +49,13 @@ class Target:
     """How code is made for a machine: Numba's `intrinsic`, and the address space of arrays.
 
     `coordinate(b, place, index)` emits code that reads block, thread or threads (0, 1, 2).
+    `compile` makes a Python function one that bodies can call.
     """
 
     intrinsic: Callable[..., Any]
     space: int
     coordinate: Callable[[Builder, Value, int], Value]
+    compile: Compile = compile_on_cpu
 
 
 def chunks_of(nbytes: Sequence[int]) -> Chunks:
@@ -72,7 +75,7 @@ def supports(src: DType, dst: DType) -> bool:
 def copy_body(target: Target) -> Any:
     """Return the body for dst[:] = src, for any dtype."""
     word = _word(target)
-    block_of, thread_of, threads_of = (_coordinate(target, index) for index in range(3))
+    block_of, thread_of, threads_of = coordinates(target)
     move64, move16 = _move(target, _WORD, 16, _UNROLLED), _move(target, _WORD, 16)
     move8, move4, move1 = (_move(target, _WORDS[n], n) for n in (8, 4, 1))
 
@@ -112,7 +115,7 @@ def cast_body(target: Target, src: DType, dst: DType) -> Any:
     read, write = src.itemsize, dst.itemsize
     lanes = 16 // min(read, write)
     word = _word(target)
-    block_of, thread_of, threads_of = (_coordinate(target, index) for index in range(3))
+    block_of, thread_of, threads_of = coordinates(target)
     wide_step, single_step = _cast(target, src, dst, lanes), _cast(target, src, dst, 1)
 
     def cast_chunk(table, chunks, factor, place):  # type: ignore[no-untyped-def]
@@ -147,6 +150,11 @@ def _word(target: Target) -> Any:
     return word
 
 
+def coordinates(target: Target) -> list[Any]:
+    """Return the functions of `place` that read block, thread, and threads in a block."""
+    return [_coordinate(target, index) for index in range(3)]
+
+
 def _coordinate(target: Target, index: int) -> Any:
     @simd.emits(types.int64(types.int64), target.intrinsic)
     def coordinate(b: Builder, place: Value) -> Value:
@@ -171,29 +179,29 @@ def _move(target: Target, kind: ir.Type, align: int, times: int = 1) -> Any:
 def _cast(target: Target, src: DType, dst: DType, lanes: int) -> Any:
     @simd.emits(types.void(types.int64, types.int64, types.float64), target.intrinsic)
     def step(b: Builder, to: Value, at: Value, factor: Value) -> None:
-        x = _read(b, target, at, simd.STORED[src], lanes)
+        align = _ALIGN if lanes > 1 else src.itemsize
+        x = read(b, _pointer(b, target, at, simd.I8), simd.STORED[src], lanes, align)
         wide = simd.WIDEN[src](b, x) if src in simd.WIDEN else x
         product = b.fmul(wide, simd.spread(b, b.fptrunc(factor, simd.FLOAT), lanes))
-        _write(b, target, to, simd.NARROW[dst](b, product) if dst in simd.NARROW else product)
+        y = simd.NARROW[dst](b, product) if dst in simd.NARROW else product
+        write(b, _pointer(b, target, to, simd.I8), y, _ALIGN if lanes > 1 else dst.itemsize)
 
     return step
 
 
-def _read(b: Builder, target: Target, address: Value, element: ir.Type, lanes: int) -> Value:
+def read(b: Builder, at: Value, element: ir.Type, lanes: int, align: int) -> Value:
     """Load elements: small elements as words, which NVVM loads at once, then taken apart."""
     parts = _parts(element, lanes)
     if parts == 1:
-        kind = simd.vector(element, lanes)
-        return b.load(_pointer(b, target, address, kind), align=_align(element, lanes))
-    kind = simd.vector(simd.I32, lanes // parts)
-    words = b.load(_pointer(b, target, address, kind), align=_ALIGN)
+        return b.load(simd.pointer_to(b, at, simd.vector(element, lanes)), align=align)
+    words = b.load(simd.pointer_to(b, at, simd.vector(simd.I32, lanes // parts)), align=align)
     shifts = [ir.Constant(words.type, [32 // parts * i] * words.type.count) for i in range(parts)]
     found = [b.trunc(b.lshr(words, by), simd.vector(element, words.type.count)) for by in shifts]
     return _interleaved(b, found)
 
 
-def _write(b: Builder, target: Target, address: Value, value: Value) -> None:
-    """Store elements as `_read` loads them."""
+def write(b: Builder, at: Value, value: Value, align: int) -> None:
+    """Store elements as `read` loads them."""
     element, lanes = value.type.element, value.type.count
     parts = _parts(element, lanes)
     if parts > 1:
@@ -204,8 +212,7 @@ def _write(b: Builder, target: Target, address: Value, value: Value) -> None:
             by = ir.Constant(wide, [32 // parts * i] * wide.count)
             found = b.or_(found, b.shl(b.zext(part, wide), by))
         value = found
-    align = _ALIGN if parts > 1 else _align(element, lanes)
-    b.store(value, _pointer(b, target, address, value.type), align=align)
+    b.store(value, simd.pointer_to(b, at, value.type), align=align)
 
 
 def _interleaved(b: Builder, parts: Sequence[Value]) -> Value:
@@ -226,8 +233,3 @@ def _parts(element: ir.Type, lanes: int) -> int:
     """Return how many elements share a word; 1 where they need not."""
     small = isinstance(element, ir.IntType) and element.width < 32 and lanes > 1
     return 32 // element.width if small else 1
-
-
-def _align(element: ir.Type, lanes: int) -> int:
-    width: int = {simd.FLOAT: 32}.get(element) or element.width
-    return _ALIGN if lanes > 1 else width // 8

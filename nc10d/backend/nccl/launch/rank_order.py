@@ -1,0 +1,143 @@
+"""Reductions that fold rank 0, 1, 2, ... in turn: an exchange, a kernel, and a gather.
+
+An array is cut into a chunk for each rank, in steps of 16 bytes; the last chunk also has the rest,
+less than a step for each rank. A rank sends (n - 1) / n of its bytes in the exchange, and as many
+in the gather, as in a ring:
+
+| | exchange: rank r gets | kernel | gather |
+|---|---|---|---|
+| all_reduce | all ranks' chunks r | writes chunk r of the array | all chunks, to all ranks |
+| reduce | the same | the same; aside, except on the root | all chunks, to the root |
+| reduce_scatter | all ranks' chunks r | writes the output | |
+
+The cut depends on count, element and world size alone, so it is the same on all ranks. The room for
+other ranks' chunks belongs to the launch table.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from nc10d import ops
+from nc10d.arrays.buffer import Buffer, as_buffer
+from nc10d.arrays.dtypes import ElementType, reduced_element
+from nc10d.backend.nccl.launch.datatypes import BYTES, is_folded
+from nc10d.backend.nccl.launch.nccl_calls import (
+    Call,
+    CallContext,
+    Span,
+    calls_of,
+    chunks_of,
+    flat,
+    moving,
+)
+from nc10d.kernels.gpu.gpu_reduce import ROW_ALIGN, elements_a_block
+
+
+class OperationCalls(NamedTuple):
+    """An operation's calls, in steps: NCCL's, kernels behind them, and NCCL's behind those.
+
+    A kernel's call is (the driver's handle, the number of blocks, an argument, ...).
+    """
+
+    calls: Sequence[Call]
+    kernels: Sequence[Call] = ()
+    gathers: Sequence[Call] = ()
+
+
+def all_calls_of(op: Any, place: CallContext) -> OperationCalls:
+    """Return the calls for a validated operation; see `calls_of`.
+
+    UnsupportedPlatform, on every rank, if a kernel is needed and can't be made.
+    """
+    folds = _FOLDS.get(type(op))
+    if folds is not None:
+        x = as_buffer(op.out if isinstance(op, ops.ReduceScatter) else op.x)
+        if is_folded(x.dtype, op.op, place.size):
+            # A row of numbers may be a record.
+            element = reduced_element(x.dtype, op.op, x.shape[-1] if x.shape else 1)
+            return folds(op, place, element)
+    return OperationCalls(calls_of(op, place))
+
+
+def _all_reduce(op: ops.AllReduce, place: CallContext, element: ElementType) -> OperationCalls:
+    x = flat(op, op.x, element)
+    chunks = _cut(x, element, place.size)
+    mine, each = chunks[place.rank][0], chunks[0][1]
+    exchange, kernels, _ = _fold(op.op, place, element, chunks, mine)
+    if place.size == 1:
+        return OperationCalls(exchange, kernels)
+    rest = chunks[-1][1] - each
+    end = x.address + x.nbytes - rest
+    chunks_of_all = "ncclAllGather", mine, x.address, each, BYTES
+    behind_them = "ncclBroadcast", end, end, rest, BYTES, place.size - 1
+    return OperationCalls(exchange, kernels, moving([chunks_of_all, behind_them]))
+
+
+def _reduce(op: ops.Reduce, place: CallContext, element: ElementType) -> OperationCalls:
+    chunks = _cut(flat(op, op.x, element), element, place.size)
+    mine, nbytes = chunks[place.rank]
+    if place.rank == op.root:
+        exchange, kernels, _ = _fold(op.op, place, element, chunks, mine)
+        return OperationCalls(exchange, kernels, _with_others("ncclRecv", chunks, place))
+    exchange, kernels, aside = _fold(op.op, place, element, chunks, None)
+    sent = "ncclSend", aside, nbytes, BYTES, op.root
+    return OperationCalls(exchange, kernels, moving([sent]))
+
+
+def _reduce_scatter(
+    op: ops.ReduceScatter, place: CallContext, element: ElementType
+) -> OperationCalls:
+    for x in op.inp if isinstance(op.inp, (list, tuple)) else [op.inp]:
+        flat(op, x, element)
+    chunks, out = chunks_of(op, op.inp, place.size), flat(op, op.out, element)
+    return OperationCalls(*_fold(op.op, place, element, chunks, out.address)[:2])
+
+
+_FOLDS: dict[type[Any], Callable[[Any, CallContext, ElementType], OperationCalls]] = {
+    ops.AllReduce: _all_reduce,
+    ops.Reduce: _reduce,
+    ops.ReduceScatter: _reduce_scatter,
+}
+
+
+def _cut(x: Buffer, element: ElementType, size: int) -> list[Span]:
+    """Cut an array into a chunk for each rank, with whole elements; see above."""
+    item = element.itemsize
+    step = max(ROW_ALIGN // item, 1)
+    each = x.nbytes // item // size // step * step * item
+    sizes = [each] * (size - 1) + [x.nbytes - each * (size - 1)]
+    return [(x.address + rank * each, nbytes) for rank, nbytes in enumerate(sizes)]
+
+
+def _fold(
+    how: ops.ReduceOp,
+    place: CallContext,
+    element: ElementType,
+    chunks: Sequence[Span],
+    dst: int | None,
+) -> tuple[list[Call], list[Call], int]:
+    """Return the exchange, the kernel that folds this rank's chunk, and where that writes.
+
+    Without `dst` the kernel writes to room of its own.
+    """
+    kernel = place.kernel(how.kind, element)
+    own, nbytes = chunks[place.rank]
+    stride = -(-nbytes // ROW_ALIGN) * ROW_ALIGN
+    rows = place.room(place.size * stride) if place.size > 1 and nbytes else 0
+    spans = [(rows + peer * stride, nbytes) for peer in range(place.size)]
+    sent, taken = _with_others("ncclSend", chunks, place), _with_others("ncclRecv", spans, place)
+    dst = spans[place.rank][0] if dst is None else dst
+    count, share = nbytes // element.itemsize, elements_a_block(element)
+    (factor,) = struct.unpack("q", struct.pack("d", how.factor or 0.0))
+    arguments = dst, own, rows, stride, place.rank, place.size, count, share, factor, 0
+    launch = kernel, -(-count // share), *arguments
+    return [*sent, *taken], [launch] if count else [], dst
+
+
+def _with_others(function: str, spans: Sequence[Span], place: CallContext) -> list[Call]:
+    """Return a message to or from each other rank, whose span is given."""
+    peers = [peer for peer in range(place.size) if peer != place.rank]
+    return moving((function, *spans[peer], BYTES, peer) for peer in peers)
