@@ -5,11 +5,11 @@ products; `words` is the address of the int64 words in `SumLayout`. A kernel add
 the number that the words hold. No bit is lost, so neither order nor partition matters, and ranks
 may add their words.
 
-Vector code sums a block. Each lane has a cascade of accumulators. A double that begins as 1.5 *
-2**e rounds each addition to a multiple of 2**(e - 52); the lost part is exact (FastTwoSum, Dekker
-1971) and goes to the next accumulator, 43 bits below. The bits that an accumulator has gained are
-an integer (as in Demmel and Nguyen 2015, and Rump, Ogita and Oishi 2008). If an element was too
-large for the first accumulator, or had bits below the last, the block is added again: to
+Vector code sums a block. Each lane has a cascade of accumulators. A double that begins as
+1.5 * 2**e rounds each addition to a multiple of 2**(e - 52); the lost part is exact (FastTwoSum,
+Dekker 1971) and goes to the next accumulator, 43 bits below. The bits that an accumulator has
+gained are an integer (as in Demmel and Nguyen 2015, and Rump, Ogita and Oishi 2008). If an element
+was too large for the first accumulator, or had bits below the last, the block is added again: to
 accumulators that fit its largest element, to more accumulators, at last as integers (Neal 2015). A
 float64 product is a sum of two floats (Veltkamp's splitting, Dekker's product, no FMA) or, where
 that is not exact, an integer; other products are exact as float64.
