@@ -16,7 +16,7 @@ from nc10d.group.process_group import ProcessGroup
 from nc10d.testing import reference
 from nc10d.testing.strategies import mixed_values
 
-HOSTS = ["AB", "AAB", "ABAB", "ABC", "ABBCA"]
+HOSTS = ["AAB", "ABAB", "ABBCA"]
 OPS = (O.SUM, O.AVG, O.PRODUCT, O.premul_sum(0.3))
 
 
@@ -44,15 +44,16 @@ def folds(group: ProcessGroup, count: int) -> None:
 @pytest.mark.parametrize("hosts", HOSTS)
 def test_ordered_folds_do_not_depend_on_hosts(hosts: str) -> None:
     with ranks_on(hosts) as ranks:
-        for count in (0, 1, 5, 4000, 150_001):
+        for count in (0, 1, 5, 4000, 40_001):
             ranks.run(folds, [count] * len(hosts))
 
 
-@pytest.mark.parametrize("hosts", ["AB", "ABBCA"])
-@pytest.mark.parametrize("name", ["best", "product", "packed", "difference", "argmax"])
+@pytest.mark.parametrize(
+    ("hosts", "name"), [("AB", "best"), ("ABA", "packed"), ("ABCA", "product"), ("ABC", "argmax")]
+)
 def test_ones_own_reductions_fold_in_rank_order_on_any_hosts(hosts: str, name: str) -> None:
     with ranks_on(hosts) as ranks:
-        for count in (0, 3, 1201):
+        for count in (0, 700):
             ranks.run(in_every_form, [name] * len(hosts), [count] * len(hosts))
 
 
