@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import math
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -94,13 +95,22 @@ _DTYPES: dict[np.dtype[Any], DType] = {d.numpy: d for d in DType if d not in _FR
 
 @dataclass(frozen=True, slots=True)
 class RecordField:
-    """A record's field: `count` elements with a type from byte `offset` on; a scalar has 1."""
+    """A record's field: elements with a type from byte `offset` on; a scalar has no shape."""
 
     name: str
     dtype: DType
     offset: int
-    count: int
-    is_scalar: bool
+    shape: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """How many elements there are."""
+        return math.prod(self.shape)
+
+    @property
+    def is_scalar(self) -> bool:
+        """Whether this is a number, not an array of numbers."""
+        return not self.shape
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,21 +160,24 @@ def element_by_code(code: int) -> ElementType | None:
 
 
 def _record(dtype: np.dtype[Any]) -> RecordType:
-    fields, rest, end = [], [], 0
-    places = [(name, *found[:2]) for name, found in (dtype.fields or {}).items()]
-    for name, inner, offset in sorted(places, key=lambda place: place[2]):
+    fields = []
+    for name in dtype.names or ():
+        inner, offset = dtype.fields[name][:2]  # type: ignore[index]
         base, shape = inner.subdtype or (inner, ())
-        if base.names is not None or offset < end:
-            why = "is structured itself" if base.names is not None else "shares bytes with another"
-            raise TypeError(f"arrays of dtype {dtype} can't be communicated: field {name!r} {why}")
-        if offset > end:
-            rest.append((end, offset - end))
-        found, end = dtype_of(base), offset + inner.itemsize
-        fields.append(RecordField(name, found, offset, inner.itemsize // found.itemsize, not shape))
+        if base.names is not None:
+            raise TypeError(
+                f"arrays of dtype {dtype} can't be communicated: {name!r} is structured"
+            )
+        fields.append(RecordField(name, dtype_of(base), offset, shape))
     if not fields:
         raise TypeError("arrays of a structured dtype without fields can't be communicated")
-    if dtype.itemsize > end:
-        rest.append((end, dtype.itemsize - end))
+    rest, end = [], 0
+    for field in sorted(fields, key=lambda field: field.offset):
+        if field.offset < end:
+            raise TypeError(f"arrays of dtype {dtype} can't be communicated: fields overlap")
+        rest += [(end, field.offset - end)] * (field.offset > end)
+        end = field.offset + field.count * field.dtype.itemsize
+    rest += [(end, dtype.itemsize - end)] * (dtype.itemsize > end)
     label = _label(dtype, fields, bool(rest))
     digest = hashlib.blake2b(repr((label, fields, dtype.itemsize)).encode(), digest_size=7)
     code = int.from_bytes(digest.digest(), "little") | 1 << 56  # apart from every DType's
@@ -175,7 +188,7 @@ def _record(dtype: np.dtype[Any]) -> RecordType:
 def _label(dtype: np.dtype[Any], fields: list[RecordField], has_rest: bool) -> str:
     """Return a record's type as text: {value: float32, token: int32[4]}, and bytes if some rest."""
     parts = [
-        f"{field.name}: {field.dtype.label}" + ("" if field.is_scalar else f"[{field.count}]")
+        f"{field.name}: {field.dtype.label}{list(field.shape) if field.shape else ''}"
         for field in fields
     ]
     return "{" + ", ".join(parts) + "}" + (f" in {dtype.itemsize} bytes" if has_rest else "")

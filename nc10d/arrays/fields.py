@@ -82,6 +82,9 @@ def _fields(arrays: Sequence[Array], how: ReduceOp) -> Fields:
     """Return the fields that a reduction sees in arrays; TypeError or ValueError for others."""
     own, buffers = how.pairwise.own, [as_buffer(x) for x in arrays]
     assert own is not None, "the caller has looked"
+    if len({x.device for x in buffers}) > 1:
+        devices = ", ".join(x.device for x in buffers)
+        raise TypeError(f"{how.name}: the arrays must be on one device, not on {devices}")
     places = [(x.dtype.numpy, x.shape[-1] if x.shape else 1) for x in buffers]
     element = cast(RecordType, element_of(own.element(*places)))
     counts = [x.count // f.count for x, f in zip(buffers, element.fields, strict=True)]

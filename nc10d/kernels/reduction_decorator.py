@@ -56,9 +56,9 @@ def reduction(
     def decorate(function: Function) -> ReduceOp:
         given = {"step": function, "map": map, "finish": finish}
         functions = {part: each for part, each in given.items() if each is not None}
-        value = None if identity is None else np.array(identity, element.numpy).item()
-        key = element.label, element.code, any_order
-        own = own_reduction(functions, _elements(element.numpy), element.label, value, key)
+        neutral = None if identity is None else np.array(identity, element.numpy)
+        key = element.code, any_order, None if neutral is None else neutral.tobytes()
+        own = own_reduction(functions, _elements(element.numpy), element.label, neutral, key)
         made = ReduceOp(kind_of_own(own, any_order))
         for part in functions:
             kernel_address(made.kind.compared + f"/{part}" * (part != "step"), element)

@@ -7,12 +7,12 @@ close over, and the globals that they read, are copied when the reduction is mad
 
 from __future__ import annotations
 
+import dis
 import hashlib
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -32,7 +32,8 @@ class OwnReduction:
     """The functions of a reduction, by the part that each has: "step", "map" or "finish".
 
     `elements` says which arrays the reduction takes, `takes` is the same in words. `identity` is
-    the neutral element, or None. `where` is the function's file and line.
+    the neutral element, or None. `where` is the function's file and line. `made` has module, name
+    and arguments by which another process finds a ready-made reduction.
     """
 
     name: str
@@ -42,6 +43,7 @@ class OwnReduction:
     identity: Any
     digest: str
     where: str
+    made: tuple[str, str, tuple[Any, ...]] | None = None
 
     def element(self, *places: Place) -> np.dtype[Any]:
         """Return the dtype of the elements in an array, or in several with a field each.
@@ -62,6 +64,7 @@ def own_reduction(
     identity: Any,
     key: object,
     name: str = "",
+    made_by: tuple[str, str, tuple[Any, ...]] | None = None,
 ) -> OwnReduction:
     """Return the reduction by `functions`, frozen; `key` is part of the digest.
 
@@ -78,7 +81,7 @@ def own_reduction(
     code = frozen["step"].__code__
     where = f"{Path(code.co_filename).name}:{code.co_firstlineno}"
     name = name or frozen["step"].__name__
-    return OwnReduction(name, dict(frozen), elements, takes, identity, digest, where)
+    return OwnReduction(name, dict(frozen), elements, takes, identity, digest, where, made_by)
 
 
 def _frozen(function: Any, made: list[FunctionType]) -> FunctionType:
@@ -88,7 +91,10 @@ def _frozen(function: Any, made: list[FunctionType]) -> FunctionType:
     """
     if not isinstance(function, FunctionType):
         raise TypeError(f"a reduction is a Python function, got {function!r}")
-    copy = copied(function, lambda called: _frozen(called, made))
+    try:
+        copy = copied(function, lambda called: _frozen(called, made))
+    except RecursionError:
+        raise TypeError(f"{function.__name__} calls functions that call each other") from None
     made.append(copy)
     return copy
 
@@ -96,7 +102,8 @@ def _frozen(function: Any, made: list[FunctionType]) -> FunctionType:
 def copied(function: FunctionType, replace: Callable[[FunctionType], Any]) -> FunctionType:
     """Return a copy of a function with globals and cells of its own.
 
-    The functions that it calls are replaced by `replace(called)`.
+    The functions that it calls, also those that Numba has compiled, are replaced by
+    `replace(called)`.
     """
     names = {name: function.__globals__.get(name) for name in ("__builtins__", "__name__")}
     cells = tuple(CellType() for _ in function.__closure__ or ())
@@ -105,22 +112,35 @@ def copied(function: FunctionType, replace: Callable[[FunctionType], Any]) -> Fu
     copy.__qualname__, copy.__kwdefaults__ = function.__qualname__, function.__kwdefaults__
 
     def kept(value: Any) -> Any:
-        if value is function:
+        inner = getattr(value, "py_func", value)
+        if inner is function:
             return copy
-        return replace(value) if isinstance(value, FunctionType) else value
+        return replace(inner) if isinstance(inner, FunctionType) else value
 
-    seen = inspect.getclosurevars(function).globals
-    names.update({name: kept(value) for name, value in seen.items()})
+    names.update({name: kept(value) for name, value in _globals_of(function).items()})
     for cell, old in zip(cells, function.__closure__ or (), strict=True):
         cell.cell_contents = kept(old.cell_contents)
     return copy
 
 
+def _globals_of(function: FunctionType) -> dict[str, Any]:
+    """Return the globals that a function reads, also in functions inside; no builtins."""
+    found, todo = dict[str, Any](), [function.__code__]
+    while todo:
+        code = todo.pop()
+        todo += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+        reads = [i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL"]
+        found |= {
+            name: function.__globals__[name] for name in reads if name in function.__globals__
+        }
+    return found
+
+
 def _function_text(function: FunctionType) -> str:
     """Return all that the function's results depend on, as text; the same on every rank."""
-    seen = inspect.getclosurevars(function)
-    values = sorted({**seen.globals, **seen.nonlocals}.items())
-    read = [(name, _value_text(function, name, value)) for name, value in values]
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    values = _globals_of(function) | {name: cell.cell_contents for name, cell in cells}
+    read = [(name, _value_text(function, name, value)) for name, value in sorted(values.items())]
     return repr((_code_text(function.__code__), function.__defaults__, read))
 
 
@@ -129,17 +149,27 @@ def _code_text(code: CodeType) -> tuple[Any, ...]:
     return code.co_code, code.co_names, constants
 
 
+_KNOWN_MODULES = {"math", "cmath", "operator", "numpy"}
+"""The modules whose functions and types are the same on every rank."""
+
+
 def _value_text(reader: FunctionType, name: str, value: Any) -> str:
     if isinstance(value, np.ndarray):
         return repr((str(value.dtype), value.shape, value.tobytes()))
     if isinstance(value, tuple):
         return repr([_value_text(reader, name, each) for each in value])
-    if isinstance(value, int | float | complex | str | bytes | type(None) | np.generic):
+    if isinstance(value, FunctionType):
+        return value.__name__ if value is reader else _function_text(value)
+    if type(value) in (bool, int, float, complex, str, bytes, type(None)):
         return repr(value)
-    if isinstance(value, ModuleType | BuiltinFunctionType | type | np.ufunc):
-        return f"{getattr(value, '__module__', '')}.{value.__name__}"
-    inner = getattr(value, "py_func", value)  # Numba's functions
-    if isinstance(inner, FunctionType):
-        return inner.__qualname__ if inner is reader else _function_text(inner)
-    message = f"{reader.__name__} reads {name}, a {type(value).__name__}, which ranks can't compare"
-    raise TypeError(message)
+    if isinstance(value, np.generic):
+        return repr((str(value.dtype), value.tobytes()))
+    home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "")
+    if home in _KNOWN_MODULES | {"builtins"} and hasattr(value, "__name__"):
+        return f"{home}.{value.__name__}"
+    if isinstance(value, np.ufunc):
+        return f"numpy.{value.__name__}"
+    kind = f"the module {home}" if isinstance(value, ModuleType) else f"a {type(value).__name__}"
+    raise TypeError(
+        f"{reader.__name__} reads {name}, {kind}, which ranks can't compare: give it the values"
+    )

@@ -34,7 +34,9 @@ def _made(
     identity: Any = None,
     any_order: bool = False,
 ) -> ReduceOp:
-    own = own_reduction({"step": step}, elements, takes, identity, name, name=name)
+    maker, _, argument = name.rstrip(")").partition("(")
+    made_by = __name__, maker, (int(argument),) if argument else ()
+    own = own_reduction({"step": step}, elements, takes, identity, name, name, made_by)
     return ReduceOp(kind_of_own(own, any_order))
 
 
@@ -127,15 +129,19 @@ LXOR = _made("LXOR", _lxor, _numbers, "numbers", False, any_order=True)
 """1 where an odd number of ranks' elements are not 0."""
 
 
-@functools.cache
+def _check_count(name: str, count: object, most: int) -> None:
+    if type(count) is not int or not 1 <= count <= most:
+        raise ValueError(f"{name}: expected an int from 1 to {most}, got {count!r}")
+
+
+@functools.lru_cache(None, typed=True)
 def topk(k: int) -> ReduceOp:
     """Return the reduction to the k greatest values and their indices, in descending order.
 
     For arrays (values, indices) whose last dimension is k, each rank's sorted so, or for records
     with two fields of k. A NaN comes first; among equal values the lower index.
     """
-    if not 1 <= k <= 32:
-        raise ValueError(f"topk: k must be 1 to 32, got {k}")
+    _check_count("topk", k, 32)
 
     def merge(a: Any, b: Any, out: Any) -> None:
         i = j = 0
@@ -225,13 +231,15 @@ LOGSUMEXP = _made("LOGSUMEXP", _logaddexp, _floats, "floats", -math.inf)
 """log(exp(r0) + exp(r1) + ...), element by element, without overflow."""
 
 
-@functools.cache
+@functools.lru_cache(None, typed=True)
 def softmax_merge(d: int) -> ReduceOp:
     """Return the reduction that merges parts of a softmax, as of attention over a cut sequence.
 
     For rows of 1 + d floats, the log-sum-exp of the weights and d weighted means, or records of
     both. At most 520 bytes: 129 float32 or 65 float64.
     """
+
+    _check_count("softmax_merge", d, 128)
 
     def merge(a: Any, b: Any, out: Any) -> None:
         total = _logaddexp(a[0], b[0])

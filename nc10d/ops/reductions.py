@@ -13,6 +13,7 @@ this file names a kind to find out how that kind differs from others: the facts 
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -89,7 +90,13 @@ class ReductionKind:
         return self.name
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return kind_named, (self.compared,)
+        made = self.pairwise.own.made if self.pairwise.own else None
+        return (kind_named, (self.compared,)) if made is None else (_kind_made, made)
+
+    @property
+    def finishes_one(self) -> bool:
+        """Whether the last step may change a single operand; an average of one does not."""
+        return self.finishes not in ("", "DIVIDE")
 
 
 def kind_named(name: str) -> ReductionKind:
@@ -97,7 +104,17 @@ def kind_named(name: str) -> ReductionKind:
 
     A kind of one's own has the name that ranks compare, such as "best#3fa2b1c0d4e5".
     """
-    return _BY_NAME.get(name) or _own_kinds[name]
+    found = _BY_NAME.get(name) or _own_kinds.get(name)
+    if found is None:
+        raise KeyError(f"no reduction {name} in this process: import the module that makes it")
+    return found
+
+
+def _kind_made(module: str, name: str, arguments: tuple[Any, ...]) -> ReductionKind:
+    """Return the kind of a ready-made reduction, by its name in a module."""
+    found = getattr(importlib.import_module(module), name)
+    made: ReductionKind = (found(*arguments) if arguments else found).kind
+    return made
 
 
 def own_kind(name: str) -> ReductionKind | None:

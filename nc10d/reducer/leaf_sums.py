@@ -187,7 +187,7 @@ class LeafSum:
             many = self.plan.total * count * self.wire.itemsize > _FEW_BYTES
             whole = count - count % self._size if many else 0
             # The first call compares the ranks' purpose, also where it has no elements.
-            self._exchange_few(group, [x[whole:] for x in parts], out[whole:])
+            self._exchange_few(group, [x[whole:] for x in parts], out[whole:], count)
             for low in range(0, whole, self.window):
                 high = min(whole, low + self.window)
                 self._exchange(group, [x[low:high] for x in parts], out[low:high])
@@ -208,12 +208,17 @@ class LeafSum:
         if x is not out or self._divide is not None:
             self._finish(x, out)
 
-    def _exchange_few(self, group: ProcessGroup, parts: Sequence[Flat], out: Flat) -> None:
-        # A BOR with zeros gathers subtrees of any number a rank, and compares the purpose.
+    def _exchange_few(
+        self, group: ProcessGroup, parts: Sequence[Flat], out: Flat, count: int
+    ) -> None:
+        # A BOR with zeros gathers subtrees of any number a rank, and compares purpose and count.
+        how = self._gathering
+        if count != len(out):
+            how = how.meant_for(f"{how.purpose}, {count} elements")
         rows = np.zeros((self.plan.total, len(out)), self.wire.numpy)
         first = sum(map(len, self.plan.parts[: self.plan.rank]))
         rows[first : first + len(parts)] = parts
-        group.all_reduce(rows.view(np.uint8), self._gathering)
+        group.all_reduce(rows.view(np.uint8), how)
         if len(out):
             self._combine(group, rows, range(len(rows)), out)
 

@@ -309,7 +309,11 @@ class Reducer(PassStats):
 
     def _left_by(self, error: BaseException | None) -> None:
         if self._left is None:
-            what = f"pass {self.passes + 1} of reducer {self._maker.number}"
+            place = f"pass {self.passes + 1}"
+            if self.leaves is not None:  # ranks may have made another number of passes
+                before = "" if self.leaves.is_last else " before its last leaf"
+                place = f"step {self.leaves.steps + 1}{before}"
+            what = f"{place} of reducer {self._maker.number}"
             self._left = LeftPass(self.group, what, self._storage.nothing())
             if self.leaves is not None:
                 self.leaves.reset()

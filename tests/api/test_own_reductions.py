@@ -127,10 +127,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "tuple for SUM": (lambda: dist.all_reduce((np.zeros(3), np.zeros(3))), "got a tuple"),
     "no identity": (lambda: dist.exscan(made(Best, 1, 0), best, identity=True), "no identity"),
-    "nested": (
-        lambda: dist.broadcast(np.zeros(3, [("p", Best)]), 0),
-        "field 'p' is structured itself",
-    ),
+    "nested": (lambda: dist.broadcast(np.zeros(3, [("p", Best)]), 0), "'p' is structured"),
 }
 
 

@@ -1,5 +1,7 @@
 """What ranks compare of a function, and that no later change reaches it."""
 
+import enum
+import types
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
@@ -50,6 +52,37 @@ def test_a_digest_tells_functions_apart(what: str) -> None:
     one, other = DIFFERENT[what]
     assert digest(one) != digest(other)
     assert digest(one) == digest(one)
+
+
+class Constants(enum.IntEnum):
+    ONE = 1
+
+
+UNKNOWN: dict[str, Function] = {
+    "a module": written("def f(a, b): return a + m.pi", m=types),
+    "a class": written("def f(a, b): return a + m.ONE", m=Constants),
+    "a member": closed_over(Constants.ONE),
+    "an object": closed_over(object()),
+}
+
+
+@pytest.mark.parametrize("what", UNKNOWN)
+def test_values_that_may_differ_unseen_are_refused(what: str) -> None:
+    with pytest.raises(TypeError, match="which ranks can't compare: give it the values"):
+        digest(UNKNOWN[what])
+
+
+def test_a_function_inside_may_read_globals() -> None:
+    source = "def f(a, b):\n    return (lambda x: x * n)(a)\n"
+    own = own_reduction({"step": written(source, n=3)}, lambda place: None, "", None, 0)
+    assert own.functions["step"](2, 0) == 6
+    assert digest(written(source, n=3)) != digest(written(source, n=4))
+
+
+def test_functions_that_call_each_other_are_refused() -> None:
+    source = "def f(a, b): return g(a, b)\ndef g(a, b): return f(b, a)\n"
+    with pytest.raises(TypeError, match="call each other"):
+        digest(written(source))
 
 
 def test_a_digest_does_not_depend_on_the_place() -> None:

@@ -1,6 +1,9 @@
 """Ready-made reductions against plain NumPy, and whether the order of ranks changes a bit."""
 
 import itertools
+import pickle
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -162,8 +165,30 @@ def test_compiled_code_gives_the_bits_of_the_reference() -> None:
 def test_the_same_parameter_gives_the_same_reduction() -> None:
     assert nc10d.topk(3) is nc10d.topk(3)
     assert nc10d.MAXLOC is nc10d.ARGMAX
-    with pytest.raises(ValueError, match="k must be 1 to 32, got 0"):
+    with pytest.raises(ValueError, match="topk: expected an int from 1 to 32, got 0"):
         nc10d.topk(0)
+
+
+@pytest.mark.parametrize("wrong", [0, 33, 2.0, "2", -1])
+def test_a_parameter_of_another_kind_is_refused(wrong: Any) -> None:
+    with pytest.raises(ValueError, match="expected an int from 1 to 32"):
+        nc10d.topk(wrong)
+
+
+PICKLED = "import pickle, sys; print(pickle.loads(bytes.fromhex(sys.argv[1])).name)"
+
+
+@pytest.mark.parametrize("op", [nc10d.ARGMAX, nc10d.topk(3), nc10d.SUM.ordered], ids=str)
+def test_another_process_gets_a_ready_made_reduction_by_its_name(op: ReduceOp) -> None:
+    command = [sys.executable, "-c", PICKLED, pickle.dumps(op).hex()]
+    assert subprocess.run(command, capture_output=True, text=True).stdout.strip() == op.name
+
+
+def test_fields_keep_the_order_of_their_names() -> None:
+    layout: Any = {"names": ["value", "index"], "formats": ["f4", "i4"], "offsets": [4, 0]}
+    ranks = [np.zeros(1, np.dtype(layout)) for _ in range(2)]
+    ranks[0]["value"], ranks[0]["index"], ranks[1]["index"] = 2, 4, 5
+    assert reference.all_reduce(ranks, nc10d.ARGMAX)[0].tolist() == [(2.0, 4)]
 
 
 @pytest.mark.parametrize(

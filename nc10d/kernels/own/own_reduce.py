@@ -29,6 +29,7 @@ import re
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -73,9 +74,10 @@ def own_kernel(symbol: str, own: OwnReduction, part: str, element: ElementType) 
         return compile_kernel(kernel, symbol)
 
 
-def _jitted(function: Any) -> Any:
+def _jitted(function: Any, **options: bool) -> Any:
     """Return a function for Numba to compile, with the functions that it calls."""
-    return numba.njit(error_model="numpy", forceinline=True)(copied(function, _jitted))
+    copy = copied(function, partial(_jitted, **options))
+    return numba.njit(error_model="numpy", **options)(copy)
 
 
 def _form_of(
@@ -301,7 +303,7 @@ Compile = Callable[[Function, tuple[types.Type, ...]], Any]
 
 def compile_on_cpu(function: Function, arguments: tuple[types.Type, ...]) -> Any:
     """Compile a function; TypeError if it can't be, or may raise, allocate or call Python."""
-    compiled = _jitted(function)
+    compiled = _jitted(function, forceinline=True)
     with quoting(function):
         compiled.compile(arguments)
     (result,) = compiled.overloads.values()
@@ -450,7 +452,7 @@ def _check_result(function: Function, form: Form, kind: types.Type, writes: bool
 
 
 def _with_lines(function: Function, arguments: tuple[types.Type, ...]) -> Any:
-    again = numba.njit(error_model="numpy", debug=True)(function)
+    again = _jitted(function, debug=True)
     again.compile(arguments)
     return again
 

@@ -168,6 +168,14 @@ def test_a_function_may_call_others_and_read_constants() -> None:
     assert combined(weighted, *np.ones((2, 5), "f4"), "a", 0).tolist() == [3.25] * 5
 
 
+def test_arrays_of_another_shape_are_another_type() -> None:
+    flat = element_of(np.dtype([("m", "f4", (4,))]))
+    square = element_of(np.dtype([("m", "f4", (2, 2))]))
+    assert flat is not square
+    assert (flat.code, flat.label) != (square.code, square.label)
+    assert square.numpy["m"].shape == (2, 2)
+
+
 # What is refused
 
 
@@ -192,6 +200,10 @@ def prints(a: Any, b: Any) -> Any:
     return b
 
 
+def by_a_helper(a: Any, b: Any) -> Any:
+    return allocates(a, b)
+
+
 def unknown(a: Any, b: Any) -> Any:
     return a.missing + b
 
@@ -213,6 +225,7 @@ REFUSED: list[tuple[Callable[..., Any], str, str]] = [
     (raises, "may raise an error", "raise ValueError"),
     (looks_outside, "may raise an error", "return pair[b]"),
     (prints, "calls the interpreter", "print(a)"),
+    (by_a_helper, "allocates memory", ""),
     (unknown, "missing", "return a.missing + b"),
     (text, "must return a number for int32", "def text(a: Any, b: Any) -> Any:"),
     (three, "must have 2 parameters", "def three("),

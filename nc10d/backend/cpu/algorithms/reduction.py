@@ -85,7 +85,7 @@ class Reduction:
     def alone(self, dst: At, src: At, nbytes: int, total: int = 0) -> list[Step]:
         """Return the steps for dst := the reduction of a single contribution."""
         steps = [self.publish(dst, src, nbytes, total)] if self.scaled or dst != src else []
-        last = self.how.last
+        last = self.how.last if self.op.kind.finishes_one else None
         return [*steps, *([do.apply(dst, dst, nbytes, last, 1, total)] if last else [])]
 
 

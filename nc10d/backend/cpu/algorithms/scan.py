@@ -105,7 +105,7 @@ class _Parts:
         if run.before:
             steps += do.flow([do.take(run.before[-1], scratch(0), slot)])
         up_to = shape.rank if self.exclusive else shape.rank + 1
-        changes = self.reduction.scaled or self.reduction.how.last is not None
+        changes = self.reduction.scaled or self.reduction.op.kind.finishes_one
         if up_to != 1 or self.exclusive or changes:  # else x is the result
             steps += self._fold(x, up_to, left, self.reduction.op)
         if run.behind and shape.rank == run.ranks[-1]:

@@ -137,11 +137,10 @@ class ContiguousCopies:
     def _records(self, x: Fields) -> DeviceArray:
         if not all(part.contiguous and part.device == "cuda" for part in x.buffers):
             raise ValueError("fields lie in contiguous arrays on the device: pass copies")
-        key = (x.element, *(part.address for part in x.buffers))
+        key = (x.element, x.count, *(part.address for part in x.buffers))
         made = self._copies.get(key)
         if made is None:
-            count = as_buffer(x).count
-            made = self._copies[key] = empty(count, x.element, self._device)
+            made = self._copies[key] = empty(x.count, x.element, self._device)
         return made
 
     def _copy(self, x: Buffer) -> DeviceArray:
