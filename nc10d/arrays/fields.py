@@ -8,7 +8,7 @@ the operation, and written ones back behind it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -86,7 +86,11 @@ def _fields(arrays: Sequence[Array], how: ReduceOp) -> Fields:
         devices = ", ".join(x.device for x in buffers)
         raise TypeError(f"{how.name}: the arrays must be on one device, not on {devices}")
     places = [(x.dtype.numpy, x.shape[-1] if x.shape else 1) for x in buffers]
-    element = cast(RecordType, element_of(own.element(*places)))
+    element = element_of(own.element(*places)) if places else None
+    if not isinstance(element, RecordType) or len(element.fields) != len(arrays):
+        raise TypeError(
+            f"{how.name} reduces {own.takes}, not {len(arrays)} arrays with a field each"
+        )
     counts = [x.count // f.count for x, f in zip(buffers, element.fields, strict=True)]
     if len(set(counts)) > 1:
         raise ValueError(f"{how.name}: the arrays hold fields of {counts} records: not as many")

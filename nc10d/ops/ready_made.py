@@ -33,10 +33,12 @@ def _made(
     takes: str,
     identity: Any = None,
     any_order: bool = False,
+    map: Callable[[Any], Any] | None = None,
 ) -> ReduceOp:
     maker, _, argument = name.rstrip(")").partition("(")
     made_by = __name__, maker, (int(argument),) if argument else ()
-    own = own_reduction({"step": step}, elements, takes, identity, name, name, made_by)
+    functions = {"step": step} if map is None else {"step": step, "map": map}
+    own = own_reduction(functions, elements, takes, identity, name, name, made_by)
     return ReduceOp(kind_of_own(own, any_order))
 
 
@@ -60,7 +62,8 @@ def _is_float(dtype: np.dtype[Any]) -> bool:
 def _records(*fields: tuple[str, int], floats: bool = False) -> Elements:
     """Return the function for records with these fields, each of (name, count), 0 for a scalar.
 
-    It takes records with other names, an array for each field, and rows of numbers of one dtype.
+    It takes records with other names, and an array for each field; with `floats`, only floats, and
+    rows of them.
     """
     shapes = [(count,) if count else () for _, count in fields]
     width = sum(max(1, count) for _, count in fields)
@@ -70,7 +73,8 @@ def _records(*fields: tuple[str, int], floats: bool = False) -> Elements:
         if dtype.names and not others:
             found = dtype if [dtype[name].shape for name in dtype.names] == shapes else None
         else:
-            dtypes = [dtype] * len(fields) if last == width and not others else []
+            is_row = floats and last == width and not others
+            dtypes = [dtype] * len(fields) if is_row else []
             if len(places) == len(fields):
                 fits = all(n in (0, at) for (_, n), (_, at) in zip(fields, places, strict=True))
                 dtypes = [each for each, _ in places] if fits else []
@@ -102,6 +106,10 @@ def _argmin(a: Any, b: Any) -> Any:
     return b if better | (same & (b[1] < a[1])) else a
 
 
+def _truth(a: Any) -> Any:
+    return a != 0
+
+
 def _land(a: Any, b: Any) -> Any:
     return (a != 0) & (b != 0)
 
@@ -121,11 +129,11 @@ ARGMAX = _made("ARGMAX", _argmax, _PAIRS, _TAKES_PAIRS, any_order=True)
 ARGMIN = _made("ARGMIN", _argmin, _PAIRS, _TAKES_PAIRS, any_order=True)
 """The least value and its index."""
 MAXLOC, MINLOC = ARGMAX, ARGMIN
-LAND = _made("LAND", _land, _numbers, "numbers", True, any_order=True)
+LAND = _made("LAND", _land, _numbers, "numbers", True, any_order=True, map=_truth)
 """1 where all ranks' elements are not 0."""
-LOR = _made("LOR", _lor, _numbers, "numbers", False, any_order=True)
+LOR = _made("LOR", _lor, _numbers, "numbers", False, any_order=True, map=_truth)
 """1 where any rank's element is not 0."""
-LXOR = _made("LXOR", _lxor, _numbers, "numbers", False, any_order=True)
+LXOR = _made("LXOR", _lxor, _numbers, "numbers", False, any_order=True, map=_truth)
 """1 where an odd number of ranks' elements are not 0."""
 
 

@@ -120,6 +120,11 @@ def test_equal_functions_are_one_reduction_wherever_they_are_made() -> None:
 MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "dtype": (lambda: dist.all_reduce(np.zeros(3), best), "best reduces {value: float32"),
     "sum": (lambda: dist.all_reduce(np.zeros(3, Best)), "nc10d.reduction"),
+    "no field": (lambda: dist.all_reduce((), best), "not 0 arrays with a field each"),
+    "a field of a number": (
+        lambda: dist.all_reduce((np.zeros(3),), dist.LOGSUMEXP),
+        "not 1 arrays with a field each",
+    ),
     "one field": (lambda: dist.all_reduce((np.zeros(3, "f4"),), best), "best reduces"),
     "other order": (
         lambda: dist.all_reduce((np.zeros(3, "i4"), np.zeros(3, "f4")), best),
@@ -152,6 +157,18 @@ def test_fields_of_another_count_are_a_value_error() -> None:
             dist.all_reduce((x, x.view("i4")), best)
 
     run_local(job, 1)
+
+
+def reshaped(group: ProcessGroup) -> None:
+    for _ in range(2):
+        dist.all_reduce(np.ones((4, 3)), dist.WELFORD)
+    for shape in ((6, 2), (12,)):
+        with pytest.raises(TypeError, match="WELFORD reduces"):
+            dist.all_reduce(np.ones(shape), dist.WELFORD)
+
+
+def test_rows_of_another_length_are_refused_after_right_ones() -> None:
+    run_ranks(reshaped, 1)
 
 
 def moved(group: ProcessGroup) -> None:

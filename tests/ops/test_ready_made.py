@@ -72,8 +72,10 @@ LOGICAL = {"LAND": np.logical_and, "LOR": np.logical_or, "LXOR": np.logical_xor}
 @pytest.mark.parametrize("dtype", ["?", "i4", "f8", "c8"])
 def test_logical_operations_see_zero_as_false(name: str, dtype: str) -> None:
     ranks = [np.array(row, dtype) for row in itertools.product([0, 2], repeat=3)]
-    found = reference.all_reduce(ranks[:3], getattr(nc10d, name))[0]
+    op = getattr(nc10d, name)
+    found = reference.all_reduce(ranks[:3], op)[0]
     assert np.array_equal(found, LOGICAL[name].reduce(ranks[:3]).astype(dtype))
+    assert np.array_equal(reference.all_reduce(ranks[3:4], op)[0], (ranks[3] != 0).astype(dtype))
 
 
 @given(st.lists(st.lists(st.integers(-9, 9), max_size=5), min_size=1, max_size=4))
@@ -195,6 +197,7 @@ def test_fields_keep_the_order_of_their_names() -> None:
     ("op", "dtype", "text"),
     [
         (nc10d.ARGMAX, "f4", "reduces .value, index."),
+        (nc10d.ARGMAX, ("f4", (2,)), "reduces .value, index."),
         (nc10d.LOGSUMEXP, "i4", "LOGSUMEXP reduces floats"),
         (nc10d.WELFORD, [("n", "i8"), ("mean", "f8"), ("m2", "f8")], "WELFORD reduces"),
         (nc10d.topk(3), "f4", "3 values and 3 indices"),

@@ -313,6 +313,11 @@ def compile_on_cpu(function: Function, arguments: tuple[types.Type, ...]) -> Any
         (lined,) = _with_lines(function, arguments).overloads.values()
         line = _line_of_raise(function) if fault[0] == _RAISES else 0
         raise _refusal(function, fault[0], line or (_fault(lined) or fault)[1])
+    if result.signature.return_type == types.none:
+        known = result.library._final_module.get_function(result.fndesc.llvm_func_name)
+        *_, last = given = [each for each in known.arguments if each.name.startswith("arg.")]
+        if not all({b"readonly", b"readnone"} & {*x.attributes} for x in given if x is not last):
+            raise _refusal(function, "it writes to an argument that is not its last parameter")
     return compiled
 
 
@@ -345,6 +350,11 @@ def own_part(
         signature = kind.get_call_type(context.typing_context, arguments, {})
         _check_result(function, form, signature.return_type, writes)
         compute = context.get_function(kind, signature)
+        if isinstance(form, _InMemory) and not writes:  # it might write to what it returns
+            for number, at in enumerate(places):
+                copy = room(b, item)
+                move(b, copy, at, item, aligned)
+                places = [*places[:number], copy, *places[number + 1 :]]
         values = [form.load(context, b, at, access) for at in places]
         if writes:
             out = room(b, item)
@@ -434,8 +444,9 @@ def quoting(function: Function) -> Iterator[None]:
     """Raise Numba's error as a TypeError that quotes the function's line."""
     try:
         yield
-    except (errors.NumbaError, KeyError, ValueError) as error:
-        # KeyError: a ufunc that GPUs lack; ValueError: NumPy's, for fields that are not aligned.
+    except (errors.NumbaError, KeyError, ValueError, NotImplementedError, AttributeError) as error:
+        # KeyError: a ufunc that GPUs lack; ValueError: NumPy's, for fields that are not aligned;
+        # NotImplementedError, AttributeError: Numba's, for arrays of narrow floats or truth values.
         text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
         reason = text.partition("pipeline (step:")[2].partition("\n")[2] or text
         reason = re.split(r"\n\s*(?:\n|File|During)", reason, maxsplit=1)[0]

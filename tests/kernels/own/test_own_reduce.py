@@ -204,6 +204,34 @@ def by_a_helper(a: Any, b: Any) -> Any:
     return allocates(a, b)
 
 
+def writes_to_b(a: Any, b: Any, out: Any) -> None:
+    b.m[0] += a.m[0]
+    out.m[0] = b.m[0]
+
+
+def test_an_argument_but_the_last_is_read_only() -> None:
+    with pytest.raises(TypeError, match="it writes to an argument that is not its last"):
+        nc10d.reduction([("m", "f8", (2,))])(writes_to_b)
+
+
+def changed(a: Any, b: Any) -> Any:
+    a.m[0] += b.m[0]
+    return a
+
+
+def test_an_argument_that_is_returned_is_a_copy() -> None:
+    op = nc10d.reduction([("m", "f8", (2,))])(changed)
+    x, y = np.ones((2, 3), [("m", "f8", (2,))])
+    out = combined(op, x, y, "apart", 0)
+    assert out["m"].tolist() == [[2, 1]] * 3
+    assert x["m"].tolist() == [[1, 1]] * 3
+
+
+def test_narrow_floats_in_an_array_are_refused() -> None:
+    with pytest.raises(TypeError, match="can't be a reduction: float16"):
+        nc10d.reduction([("m", "f2", (2,))])(lambda a, b: a)
+
+
 def unknown(a: Any, b: Any) -> Any:
     return a.missing + b
 

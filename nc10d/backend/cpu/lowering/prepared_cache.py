@@ -15,11 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from nc10d.arrays import intervals
 from nc10d.arrays.arguments import LARGEST_TAG
+from nc10d.arrays.dtypes import element_of, reduced_element
 from nc10d.backend.cpu.engine.channel import Channel, Words
 from nc10d.backend.cpu.lowering.prepared import (
     Prepared,
@@ -124,6 +126,8 @@ class PreparedCache:
         arrays = [x for x in arrays_in(*parts[1:]) if type(x) is not int]  # an int is a tag
         if not all(x.flags.carray for x in arrays):  # contiguous, aligned and writable
             return
+        if _sees_rows(op, arrays[0]):
+            return
         calls = self._calls[type(op)]
         if len(calls) >= MOST_CALLS:
             calls.clear()
@@ -152,7 +156,9 @@ class PreparedCache:
     def remember_batch(self, ops: Sequence[Op], linked: Linked) -> None:
         """Add a batch's program, if that is all_reduces on plain arrays that lie apart."""
         uniform = _all_reduces(ops)
-        table = None if uniform is None else _read(uniform[0])
+        if uniform is None or any(_sees_rows(op, x) for op, x in zip(ops, uniform[0], strict=True)):
+            return
+        table = _read(uniform[0])
         if uniform is not None and table is not None:
             if len(self._programs) >= MOST_BATCHES:
                 self._programs.clear()
@@ -187,6 +193,15 @@ class PreparedCache:
         program = PreparedProgram(self._channel, linked, table[0], shape)
         batch = self._batches[key] = _Batch(reductions, program)
         return batch
+
+
+def _sees_rows(op: Any, x: Array) -> bool:
+    """Return whether rows of numbers stand for records: prepared calls compare no shapes."""
+    how: ReduceOp | None = getattr(op, "op", None)
+    if how is None or how.pairwise.own is None or type(x) is not np.ndarray:
+        return False
+    element = element_of(x.dtype)
+    return reduced_element(element, how, x.shape[-1] if x.shape else 1) is not element
 
 
 def parts_of(op: Op) -> Parts | None:
