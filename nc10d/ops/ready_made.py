@@ -128,7 +128,10 @@ ARGMAX = _made("ARGMAX", _argmax, _PAIRS, _TAKES_PAIRS, any_order=True)
 """The greatest value and its index: for (values, indices), or records of both; a NaN wins."""
 ARGMIN = _made("ARGMIN", _argmin, _PAIRS, _TAKES_PAIRS, any_order=True)
 """The least value and its index."""
-MAXLOC, MINLOC = ARGMAX, ARGMIN
+MAXLOC = ARGMAX
+"""ARGMAX by MPI's name."""
+MINLOC = ARGMIN
+"""ARGMIN by MPI's name."""
 LAND = _made("LAND", _land, _numbers, "numbers", True, any_order=True, map=_truth)
 """1 where all ranks' elements are not 0."""
 LOR = _made("LOR", _lor, _numbers, "numbers", False, any_order=True, map=_truth)
