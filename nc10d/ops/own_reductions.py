@@ -138,10 +138,13 @@ def _globals_of(function: FunctionType) -> dict[str, Any]:
 
 def _function_text(function: FunctionType) -> str:
     """Return all that the function's results depend on, as text; the same on every rank."""
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    code = function.__code__
+    cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
     values = _globals_of(function) | {name: cell.cell_contents for name, cell in cells}
+    if any(value is np for value in values.values()) and "random" in code.co_names:
+        raise TypeError(f"{function.__name__} uses numpy.random: ranks would not agree")
     read = [(name, _value_text(function, name, value)) for name, value in sorted(values.items())]
-    return repr((_code_text(function.__code__), function.__defaults__, read))
+    return repr((_code_text(code), function.__defaults__, read))
 
 
 def _code_text(code: CodeType) -> tuple[Any, ...]:

@@ -72,6 +72,11 @@ def test_values_that_may_differ_unseen_are_refused(what: str) -> None:
         digest(UNKNOWN[what])
 
 
+def test_random_numbers_are_refused() -> None:
+    with pytest.raises(TypeError, match="ranks would not agree"):
+        digest(lambda a, b: a if np.random.rand() < 0.5 else b)
+
+
 def test_a_function_inside_may_read_globals() -> None:
     source = "def f(a, b):\n    return (lambda x: x * n)(a)\n"
     own = own_reduction({"step": written(source, n=3)}, lambda place: None, "", None, 0)

@@ -382,11 +382,13 @@ def refusals() -> Iterator[None]:
     """Raise a function's own TypeError in place of Numba's error, which speaks of the loop."""
     try:
         yield
+    except TypeError as error:
+        raise TypeError(*error.args) from None  # without Numba's many frames
     except errors.NumbaError as error:
         cause: BaseException | None = error
         while cause is not None:
             if type(cause) is TypeError:
-                raise cause from cause.__cause__
+                raise TypeError(*cause.args) from None
             cause = cause.__cause__ or cause.__context__
         raise
 
