@@ -19,6 +19,7 @@ import numpy as np
 
 from benchmarks.background_load import BackgroundLoad
 from benchmarks.compare.compare import require
+from benchmarks.compare.numba_calls import slowest
 from benchmarks.estimates import estimate, turns
 from benchmarks.figures import bytes_label
 from benchmarks.libraries.jobs import run_job
@@ -96,17 +97,6 @@ def wrong(name: str, x: Array, size: int) -> int:
     fields = x.dtype.names
     parts = [(x[f], total[f]) for f in fields] if fields else [(x, total)]
     return sum(int(np.count_nonzero(~np.isclose(a, b, rtol=1e-5))) for a, b in parts)
-
-
-def slowest(library: Any, seconds: float) -> float:
-    """Return the largest of all ranks' times."""
-    if library.name == "nc10d":
-        import nc10d
-
-        times = np.array([seconds])
-        nc10d.all_reduce(times, nc10d.MAX)
-        return float(times[0])
-    return float(library.comm.allreduce(seconds, library.mpi.MAX))
 
 
 def rows(library: Any, sizes: Sequence[int], budget: float) -> list[list[Any]]:

@@ -84,7 +84,9 @@ def check_reducible(x: Argument, op: ReduceOp, neutral: bool = False) -> None:
     try:
         row = x.buffer.shape[-1] if x.buffer.shape else 1
         element = reduced_element(x.buffer.dtype, op, row)
-        identity(element, op) if neutral else check_reduce(element, op)
+        check_reduce(element, op)
+        if neutral:
+            identity(element, op)
     except TypeError as error:
         raise TypeError(f"{x.call}: {error}") from error
 

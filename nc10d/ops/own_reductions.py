@@ -31,7 +31,7 @@ None if the reduction takes no such arrays.
 class OwnReduction:
     """The functions of a reduction, by the part that each has: "step", "map" or "finish".
 
-    `elements` says which arrays the reduction takes, `takes` is the same in words. `identity` is
+    `elements` says which arrays the reduction takes, `takes` describes them in words. `identity` is
     the neutral element, or None. `where` is the function's file and line. `made` has module, name
     and arguments by which another process finds a ready-made reduction.
     """

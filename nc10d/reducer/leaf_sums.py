@@ -6,8 +6,8 @@ rank r holds a range of leaves, adds up the largest subtrees inside, and the ran
 rest in the tree's order. Floats of 8 and 16 bits are added in float32, and rounded once, at the
 root.
 
-What a leaf holds is the caller's affair: a kernel whose own bits depend on the size of its batch,
-or on the number of threads, gives other leaves.
+The caller computes the leaves: a kernel whose own bits depend on the size of its batch, or on the
+number of threads, gives other leaves.
 
 Sources: EasyScale (SC 2023; virtual workers as leaves of a fixed tree), Stelz 2022 (KaMPIng).
 
@@ -118,7 +118,7 @@ def leaf_range(leaves: int, group: Group = None) -> range:
 
 
 def _plain(out: Array, mine: Sequence[Array], op: ReduceOp) -> tuple[Flat, list[Flat]] | None:
-    """Return flat views if all arrays are plain, and nothing is to be said against them."""
+    """Return flat views if all arrays are plain and valid; None for others, which are checked."""
     if not (op is SUM or op is AVG) or type(out) is not np.ndarray or out.dtype.kind not in "fiu":
         return None
     for x in mine:

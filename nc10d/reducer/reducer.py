@@ -275,7 +275,7 @@ class Reducer(PassStats):
         try:
             current.end()
             if self.settings.find_unused:
-                # Amid a step, what a leaf has not used is a zero in the sums.
+                # Amid a step, a parameter that a leaf has not used adds zeros to the sums.
                 ended = self._ends_step
                 current.restore(self._used_parameters.wait() if ended else [True] * len(self.specs))
             if self.leaves is not None:

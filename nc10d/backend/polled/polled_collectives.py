@@ -157,11 +157,8 @@ def _reduce_scatter(library: CollectiveLibrary, op: ops.ReduceScatter, buffers: 
 
 
 def _scan(library: CollectiveLibrary, op: ops.Scan | ops.ExScan, buffers: OpBuffers) -> Steps:
-    x, rank, exclusive = (
-        buffers.contiguous(op.x, True, op.op),
-        library.rank,
-        isinstance(op, ops.ExScan),
-    )
+    x = buffers.contiguous(op.x, True, op.op)
+    rank, exclusive = library.rank, isinstance(op, ops.ExScan)
     how = None if op.op.kind.prepares else library.reduction(op.op, x)
     posted = None if how is None else library.scan(x, how, exclusive)
     if posted is not None:

@@ -28,7 +28,7 @@ from nc10d.base.run_to_end import import_to_end, off_main
 from nc10d.errors import UnsupportedPlatform
 from nc10d.kernels.cache_dir import KERNEL_SOURCES, code_folder, exclusive, replace
 from nc10d.kernels.gpu.gpu_pack import THREADS, Target, cast_body, copy_body, supports
-from nc10d.kernels.own.own_reduce import quoting
+from nc10d.kernels.own.refusals import quoting
 from nc10d.kernels.simd import I32, I64, Builder, Value
 from nc10d.ops.own_reductions import Function, copied
 

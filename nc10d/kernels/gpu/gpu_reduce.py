@@ -30,7 +30,8 @@ from nc10d.kernels import simd
 from nc10d.kernels.combine import canonical, combine, unsigned
 from nc10d.kernels.gpu.gpu_pack import THREADS, Target, coordinates, read, write
 from nc10d.kernels.gpu.gpu_ptx import Capability, kept_ptx
-from nc10d.kernels.own.own_reduce import move, own_part, refusals, room
+from nc10d.kernels.own.own_reduce import move, own_part, room
+from nc10d.kernels.own.refusals import refusals
 from nc10d.kernels.reduce import map_rule
 from nc10d.kernels.simd import I8, I64, Builder, Value
 from nc10d.ops.reductions import ReductionKind

@@ -22,37 +22,31 @@ compiles the function for the device, and relies on aligned fields.
 from __future__ import annotations
 
 import contextlib
-import dis
 import inspect
-import linecache
-import re
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils, errors
+from numba.core import cgutils
 from numba.extending import intrinsic, lower_cast
 from numba.np.numpy_support import from_dtype
 
 from nc10d.arrays.dtypes import DType, ElementKind, ElementType, RecordType, alignment
 from nc10d.kernels import simd
 from nc10d.kernels.loops import compile_kernel
+from nc10d.kernels.own.refusals import RAISES, fault_of, line_of_raise, quoting, refusal, refusals
 from nc10d.kernels.simd import I8, I32, I64, Builder, Value, pointer_to
 from nc10d.ops.own_reductions import Function, OwnReduction, copied
 
 MOST_BYTES = 520
 """The most bytes of a record that a function combines."""
 _OPERANDS = {"step": 2, "map": 1, "finish": 1}
-_REFUSED = re.compile(r"(NRT_|Py|numba_gil|numba_unpickle)\w*")
-_MOST_REASON = 200
-_RAISES = "it may raise an error"
 _WIDEST_ALIGN = 16
 _AT_ONCE = 8
 _BYTES = I8.as_pointer()
@@ -87,13 +81,13 @@ def _form_of(
     given = len(inspect.signature(function).parameters)
     if given not in (operands, operands + 1):
         must = f"it must have {operands} parameters, or one more to write to"
-        raise _refusal(function, f"{must}: it has {given}")
+        raise refusal(function, f"{must}: it has {given}")
     if element.itemsize > MOST_BYTES:
-        raise _refusal(function, f"a record has at most {MOST_BYTES} bytes, not {element.itemsize}")
+        raise refusal(function, f"a record has at most {MOST_BYTES} bytes, not {element.itemsize}")
     writes = given > operands
     if not isinstance(element, RecordType):
         if writes:
-            raise _refusal(function, "a number can't be written to: return the result")
+            raise refusal(function, "a number can't be written to: return the result")
         return _Number(element, _alignment(element, 0, element.itemsize, aligned)), False
     if not writes and all(field.is_scalar for field in element.fields):
         return _Fields(element, aligned), False
@@ -110,29 +104,7 @@ def _alignment(dtype: DType, offset: int, itemsize: int, aligned: bool) -> int:
 # How elements become arguments
 
 Access = Callable[[Value], Value]
-
-
-class Form(Protocol):
-    """How the function sees an element; `access` marks an access to memory in the loop."""
-
-    @property
-    def argument(self) -> types.Type:
-        """An argument's type."""
-
-    @property
-    def result(self) -> str:
-        """The function's proper result, in words."""
-
-    def takes(self, kind: types.Type) -> bool:
-        """Return whether `store` takes a result with this type."""
-
-    def load(self, context: Any, b: Builder, at: Value, access: Access) -> Value:
-        """Return the element at a pointer as an argument."""
-
-    def store(
-        self, context: Any, b: Builder, value: Value, kind: types.Type, at: Value, access: Access
-    ) -> None:
-        """Store the function's result."""
+"""Marks an access to memory in the loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +242,14 @@ class _InMemory:
         move(b, at, b.bitcast(value, _BYTES), self.record.itemsize, self.aligned)
 
 
+Form: TypeAlias = _Number | _Fields | _InMemory
+"""How a function sees an element.
+
+`argument` is an argument's type, `result` the proper result in words, `takes` whether `store` takes
+a result with a type.
+"""
+
+
 def _as_one(b: Builder, value: Value) -> Value:
     empty = ir.Constant(simd.vector(value.type, 1), ir.Undefined)
     return b.insert_element(empty, value, I32(0))
@@ -307,18 +287,31 @@ def compile_on_cpu(function: Function, arguments: tuple[types.Type, ...]) -> Any
     with quoting(function):
         compiled.compile(arguments)
     (result,) = compiled.overloads.values()
-    fault = _fault(result)
+    fault = fault_of(result)
     if fault is not None:
         # Compiled again, with lines, only for the message.
         (lined,) = _with_lines(function, arguments).overloads.values()
-        line = _line_of_raise(function) if fault[0] == _RAISES else 0
-        raise _refusal(function, fault[0], line or (_fault(lined) or fault)[1])
+        line = line_of_raise(function) if fault[0] == RAISES else 0
+        raise refusal(function, fault[0], line or (fault_of(lined) or fault)[1])
     if result.signature.return_type == types.none:
         known = result.library._final_module.get_function(result.fndesc.llvm_func_name)
         *_, last = given = [each for each in known.arguments if each.name.startswith("arg.")]
         if not all({b"readonly", b"readnone"} & {*x.attributes} for x in given if x is not last):
-            raise _refusal(function, "it writes to an argument that is not its last parameter")
+            raise refusal(function, "it writes to an argument that is not its last parameter")
     return compiled
+
+
+def _with_lines(function: Function, arguments: tuple[types.Type, ...]) -> Any:
+    again = _jitted(function, debug=True)
+    again.compile(arguments)
+    return again
+
+
+def _check_result(function: Function, form: Form, kind: types.Type, writes: bool) -> None:
+    if writes and kind != types.none:
+        raise refusal(function, f"it writes to its last parameter, and returns {kind} as well")
+    if not (writes or form.takes(kind)):
+        raise refusal(function, f"it must return {form.result}, not {kind}")
 
 
 def own_part(
@@ -377,22 +370,6 @@ def room(b: Builder, nbytes: int) -> Value:
     return b.bitcast(found, _BYTES)
 
 
-@contextlib.contextmanager
-def refusals() -> Iterator[None]:
-    """Raise a function's own TypeError in place of Numba's error, which speaks of the loop."""
-    try:
-        yield
-    except TypeError as error:
-        raise TypeError(*error.args) from None  # without Numba's many frames
-    except errors.NumbaError as error:
-        cause: BaseException | None = error
-        while cause is not None:
-            if type(cause) is TypeError:
-                raise TypeError(*cause.args) from None
-            cause = cause.__cause__ or cause.__context__
-        raise
-
-
 # The loop
 
 
@@ -436,87 +413,3 @@ def _each(b: Builder, nbytes: Value, item: int) -> Iterator[tuple[Value, Access]
     again = b.cbranch(b.icmp_signed("<", following, count), body, behind)
     again.set_metadata("llvm.loop", mark)
     b.position_at_end(behind)
-
-
-# Refusals
-
-
-@contextlib.contextmanager
-def quoting(function: Function) -> Iterator[None]:
-    """Raise Numba's error as a TypeError that quotes the function's line."""
-    try:
-        yield
-    except (errors.NumbaError, KeyError, ValueError, NotImplementedError, AttributeError) as error:
-        # KeyError: a ufunc that GPUs lack; ValueError: NumPy's, for fields that are not aligned;
-        # NotImplementedError, AttributeError: Numba's, for arrays of narrow floats or truth values.
-        text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
-        reason = text.partition("pipeline (step:")[2].partition("\n")[2] or text
-        reason = re.split(r"\n\s*(?:\n|File|During)", reason, maxsplit=1)[0]
-        places = re.findall(rf'File "[^"]*{re.escape(_file(function))}", line (\d+)', text)
-        line = int(places[0]) if places else 0
-        raise _refusal(function, " ".join(reason.split())[:_MOST_REASON], line) from error
-
-
-def _check_result(function: Function, form: Form, kind: types.Type, writes: bool) -> None:
-    if writes and kind != types.none:
-        raise _refusal(function, f"it writes to its last parameter, and returns {kind} as well")
-    if not (writes or form.takes(kind)):
-        raise _refusal(function, f"it must return {form.result}, not {kind}")
-
-
-def _with_lines(function: Function, arguments: tuple[types.Type, ...]) -> Any:
-    again = _jitted(function, debug=True)
-    again.compile(arguments)
-    return again
-
-
-def _fault(result: Any) -> tuple[str, int] | None:
-    """Return the reason to refuse a compiled function, with the line if known; None if none."""
-    module = result.library._final_module
-    text = str(module)
-    todo, seen = [module.get_function(result.fndesc.llvm_func_name)], set()
-    while todo:
-        function = todo.pop()
-        seen.add(function.name)
-        for instruction in (i for block in function.blocks for i in block.instructions):
-            line = _line(str(instruction), text)
-            if instruction.opcode == "ret" and not re.match(r"\s*ret i32 0\b", str(instruction)):
-                return _RAISES, line
-            if instruction.opcode not in ("call", "invoke"):
-                continue
-            callee = [*instruction.operands][-1]
-            if _REFUSED.match(callee.name):
-                allocates = callee.name.startswith("NRT_")
-                return "it allocates memory" if allocates else "it calls the interpreter", line
-            known = callee.name and callee.name not in seen and not callee.name.startswith("llvm.")
-            if known and not module.get_function(callee.name).is_declaration:
-                todo.append(module.get_function(callee.name))
-    return None
-
-
-def _line_of_raise(function: Function) -> int:
-    """Return the line of the first raise statement, 0 if there is none."""
-    for each in dis.get_instructions(function):
-        if each.opname == "RAISE_VARARGS" and each.positions is not None:
-            return each.positions.lineno or 0
-    return 0
-
-
-def _line(instruction: str, module: str) -> int:
-    """Return the source line of an instruction, 0 if unknown."""
-    place = re.search(r"!dbg (![0-9]+)", instruction)
-    found = place and re.search(rf"^{place[1]} = !DILocation\(line: (\d+)", module, re.MULTILINE)
-    return int(found[1]) if found else 0
-
-
-def _refusal(function: Function, why: str, line: int = 0) -> TypeError:
-    """Return the error for a function that is no reduction; it quotes the line."""
-    code = function.__code__
-    line = line or code.co_firstlineno
-    quoted = linecache.getline(code.co_filename, line).strip()
-    place = f"{_file(function)}, line {line}"
-    return TypeError(f"{function.__name__} can't be a reduction: {why}\n  {place}: {quoted}")
-
-
-def _file(function: Function) -> str:
-    return Path(function.__code__.co_filename).name
