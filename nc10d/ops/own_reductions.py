@@ -105,7 +105,8 @@ def copied(function: FunctionType, replace: Callable[[FunctionType], Any]) -> Fu
     The functions that it calls, also those that Numba has compiled, are replaced by
     `replace(called)`.
     """
-    names = {name: function.__globals__.get(name) for name in ("__builtins__", "__name__")}
+    # This module's name: the compiled code is kept for programs that lack the function's module.
+    names = {"__builtins__": function.__globals__["__builtins__"], "__name__": __name__}
     cells = tuple(CellType() for _ in function.__closure__ or ())
     code = function.__code__
     copy = FunctionType(code, names, function.__name__, function.__defaults__, cells)
