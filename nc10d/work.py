@@ -103,8 +103,8 @@ class Work(Promise):
 
     def get_future(self) -> Future[Any]:
         """Return a Future that ends with this Work, with `result()` as its value."""
-        future: Future[Any] = Future()
-        self._attach(lambda work: future._finish(work._exception, work._value()))
+        future = _WorkFuture(self)
+        self._attach(future._end_as)
         return future
 
     def add_done_callback(self, callback: Callable[[Work], object]) -> None:
@@ -207,6 +207,23 @@ class Future(Promise, Generic[T]):
 
     def __repr__(self) -> str:
         return f"<Future: {('pending', 'done', 'failed')[self._state]}>"
+
+
+class _WorkFuture(Future[Any]):
+    """The Future of a Work: it has ended for all who look, once the Work has."""
+
+    __slots__ = ("_work",)
+
+    def __init__(self, work: Work) -> None:
+        super().__init__()
+        self._work = work
+
+    def _poll(self) -> None:
+        if self._work._look():  # perhaps the thread that runs callbacks comes later
+            self._end_as(self._work)
+
+    def _end_as(self, work: Work) -> None:
+        self._finish(work._exception, work._value())
 
 
 def collect_all(futures: Sequence[Future[S]]) -> Future[list[Future[S]]]:

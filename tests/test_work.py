@@ -1,6 +1,7 @@
 """Work and Future: they end once, and every poll, wait, callback and await sees that end."""
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -146,6 +147,24 @@ def test_callbacks_run_on_the_notifier_in_order_though_others_know_before(look: 
     assert work.notifier is not None
     assert ran == [(1, work.notifier.ident), (2, work.notifier.ident)]
     assert work.watched == 1
+
+
+@pytest.mark.parametrize("failure", [None, PeerLost("rank 1 is lost")])
+def test_a_future_has_ended_for_all_who_know_that_its_work_has(failure: Any) -> None:
+    work, ran = EngineWork(failure), list[Any]()
+    work.may_notify.clear()
+    future = work.get_future()
+    future.add_done_callback(ran.append)
+    work.event.set()
+    assert work.is_completed()
+    assert future.done()
+    with pytest.raises(PeerLost) if failure else contextlib.nullcontext():
+        future.value()
+    assert ran == []
+    work.may_notify.set()
+    assert work.notifier is not None
+    work.notifier.join()
+    assert ran == [future]
 
 
 def test_a_thread_that_looks_at_one_work_while_it_waits_for_another_runs_no_callback() -> None:

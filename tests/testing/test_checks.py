@@ -84,7 +84,7 @@ class Silent(Work):
 
 
 def test_works_pass_and_faulty_ones_are_named() -> None:
-    assert check_work(pending) == 7
+    assert check_work(pending) == 8
     with pytest.raises(AssertionError, match="a pending work answers"):
         check_work(lambda: pending(Unsure))
     with pytest.raises(AssertionError, match="returned False, must raise"):

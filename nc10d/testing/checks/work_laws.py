@@ -91,6 +91,16 @@ def a_callback_runs_once(work: Work, end: End) -> None:
     assert seen == [work, work], f"callbacks got {seen}"
 
 
+def a_future_has_ended_once_its_work_has(work: Work, end: End) -> None:
+    """`value()` needs no wait of its own after `work.wait()`."""
+    future = work.get_future()
+    assert not future.done(), "the Future ended before the Work"
+    end(None)
+    work.wait(LONG)
+    assert future.done(), "the Work has ended, its Future has not"
+    future.value()
+
+
 def threads_that_wait_are_all_woken(work: Work, end: End) -> None:
     """Any number of threads may wait for a Work."""
     with ThreadPoolExecutor(4) as pool:
@@ -121,6 +131,7 @@ LAWS: tuple[Callable[[Work, End], None], ...] = (
     a_work_is_done_once_and_for_all,
     a_failed_work_raises_its_error_in_every_wait,
     a_callback_runs_once,
+    a_future_has_ended_once_its_work_has,
     threads_that_wait_are_all_woken,
     a_work_can_be_awaited,
 )
