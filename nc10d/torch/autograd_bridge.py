@@ -224,8 +224,8 @@ class Gradients:
             self._on_end()
         if self._static:
             self._unused = self._missing()
-        if self.reducer.leaves is not None and self.reducer.leaves.done:
-            return  # amid a step
+        if self.reducer.amid_step:
+            return
         used = self.reducer.used
         means: Collection[int] = {*self._outside_buckets, *self._unused, *late} - self._stepped
         if not all(used):
@@ -295,8 +295,8 @@ class Gradients:
 
     def leave(self) -> None:
         """Leave the pass that an exception has ended on this rank; see `Reducer.leave`."""
-        leaves = self.reducer.leaves
-        self._left = self._mark is not None or (leaves is not None and leaves.done > 0)
+        # A leaf's pass has dropped the gradients from before, also if none has come since.
+        self._left = self._mark is not None or self.reducer.leaves is not None
         self._mark, self._announced, self._end_queued = None, False, False
         self.reducer.leave()
 
