@@ -315,11 +315,11 @@ class Reducer(PassStats):
 
     def _left_by(self, error: BaseException | None) -> None:
         if self._left is None:
-            place = f"pass {self.passes + 1}"
+            left = f"pass {self.passes + 1}"
             if self.leaves is not None:  # ranks may have made another number of passes
                 before = "" if self.leaves.is_last else " before its last leaf"
-                place = f"step {self.leaves.steps + 1}{before}"
-            what = f"{place} of reducer {self._maker.number}"
+                left = f"step {self.leaves.steps + 1}{before}"
+            what = f"{left} of reducer {self._maker.number}"
             self._left = LeftPass(self.group, what, self._storage.nothing())
             self._used_parameters.local = bytearray(len(self.specs))
             if self.leaves is not None:

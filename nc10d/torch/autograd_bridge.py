@@ -312,8 +312,8 @@ _UNEXPECTED = (
 )
 _LEFT = (
     "an exception has ended the last backward pass on every rank, so its gradients are not means. "
-    "This error comes once: zero the gradients, and go on with the next forward pass, which begins "
-    "a step of leaves again."
+    "Zero the gradients and go on with a forward pass (with leaves: for this rank's first leaf). "
+    "This error comes once."
 )
 _COMPILED = (
     "a compiled backward pass (compiled_autograd) ends with the last gradient that the forward "
