@@ -296,7 +296,8 @@ class Gradients:
     def leave(self) -> None:
         """Leave the pass that an exception has ended on this rank; see `Reducer.leave`."""
         # A leaf's pass has dropped the gradients from before, also if none has come since.
-        self._left = self._mark is not None or self.reducer.leaves is not None
+        dropped = self._end_queued and self.reducer.leaves is not None
+        self._left |= self._mark is not None or dropped
         self._mark, self._announced, self._end_queued = None, False, False
         self.reducer.leave()
 

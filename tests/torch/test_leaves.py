@@ -230,6 +230,15 @@ def test_an_exception_that_ends_a_leaf_on_every_rank_begins_the_step_again(size,
     assert run_local(run, size) == [[([1.5, 1.5], False), ([1.5, 1.5], True)]] * size
 
 
+@pytest.mark.ranks(2)
+def test_a_step_without_a_gradient_fails_once(world):
+    model = DistributedDataParallel(Two(), leaves=2)
+    with pytest.raises(RuntimeError, match="ended without the gradients of b"):
+        model(torch.ones(1), both=False).backward()
+    model(torch.ones(1)).backward()
+    assert [x.grad.item() for x in model.parameters()] == [1.0, 1.0]
+
+
 def test_a_parameter_that_only_a_left_pass_has_used_is_unused():
     def run(_group):
         model = DistributedDataParallel(Two(), leaves=4, find_unused_parameters=True)
