@@ -158,10 +158,10 @@ class LaunchPlanner:
     ) -> list[OperationCalls]:
         group, scratch = self._group, self._scratch.address
         has, kernel = group.library.has, self._kernel
-        place = CallContext(
+        context = CallContext(
             group.rank, group.size, has, premul_op, scratch, self._fp8, kernel, room
         )
-        return [all_calls_of(op, place) for op in ops]
+        return [all_calls_of(op, context) for op in ops]
 
     def _kernel(self, kind: ReductionKind, element: ElementType) -> int:
         """Return the kernel that folds such elements; UnsupportedPlatform without a compiler."""
