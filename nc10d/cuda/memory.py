@@ -154,6 +154,19 @@ def empty(
     return DeviceArray(address, shape, kind, number, _Allocation(number, address))
 
 
+def reserve(nbytes: int, device: int) -> DeviceArray:
+    """Return so many bytes, in no stream's order: also while a graph is captured."""
+    before = streams.relax_capture_mode()
+    try:
+        mine = streams.Stream(device)
+        with on_device(device):
+            address = int(call("cuMemAllocAsync", nbytes, mine.handle))
+        mine.synchronize()
+    finally:
+        call("cuThreadExchangeStreamCaptureMode", before)
+    return DeviceArray(address, (nbytes,), DType.UINT8, device, _Allocation(device, address))
+
+
 def zeros(
     shape: int | tuple[int, ...],
     dtype: ElementType | npt.DTypeLike = np.float32,

@@ -99,6 +99,8 @@ class DeviceGroup:
             )
             # The two default streams can't be captured.
             captured = current > PER_THREAD and is_captured(current)
+            if captured and cached.room_nbytes and cached.table is not None:
+                cached = self._planner.again(cached, ops, Deadline.after(timeout), None)
             work = NcclWork(ops, pending, timeout, cached)
             table = cached.table
             if table is not None and not self._waiting:
@@ -237,10 +239,11 @@ class DeviceGroup:
         work = deferred.work
         assert work.submitted is not None
         try:
-            streams, before = deferred.comm_streams, deferred.before
-            table = self._planner.table(work.ops, streams, work.deadline, before)
-            work.cached.table = table
-            self._submit(table, work, 0, False, first=launch_table.AFTER_EVENT)
+            work.cached = cached = self._planner.again(
+                work.cached, work.ops, work.deadline, deferred.before
+            )
+            assert cached.table is not None, "the communicators are formed"
+            self._submit(cached.table, work, 0, False, first=launch_table.AFTER_EVENT)
         except DistError as error:
             self._group.fail(error)
             return

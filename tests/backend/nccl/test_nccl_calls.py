@@ -70,7 +70,7 @@ def test_no_elements_are_no_calls(has: bool) -> None:
 def fold(op: Op, rank: int, size: int) -> OperationCalls:
     validate(op, rank, size)
     context = CallContext(
-        *(rank, size, lambda _: True, lambda *_: 0, 0), kernel=lambda *_: 7, room=lambda _: 1 << 40
+        *(rank, size, lambda _: True, lambda *_: 0, 0), kernel=lambda *_: 7, room=1 << 40
     )
     return all_calls_of(op, context)
 

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 from nc10d.arrays.access import access, arrays_of
 from nc10d.arrays.buffer import Buffer, as_buffer
+from nc10d.arrays.dtypes import ElementType
 from nc10d.arrays.fields import Fields
-from nc10d.arrays.interop import map_arrays
 from nc10d.cuda.driver import address, driver
 from nc10d.cuda.memory import DeviceArray, empty
-from nc10d.ops import Array, Op
+from nc10d.ops import Op
 from nc10d.ops.facts import facts_of, name_of
 
 MOST = 4096
@@ -98,62 +98,67 @@ Row = tuple[int, int]
 """A copy by the driver, without its stream: the function, and the argument's address."""
 
 
+Copies = dict[tuple[object, ...], DeviceArray]
+"""Copies by address, layout and type of the arrays in whose place they are."""
+
+
 class ContiguousCopies:
     """A launch on contiguous arrays: `ops` has copies in place of strided arrays."""
 
     # `before` and `behind` return the calls that make the copies and write them back, for
-    # operations by their places. `kept` must live as long as the launch. The object never refers to
-    # the caller's arrays.
+    # operations by their places. `kept` must live as long as the launch. `copies` never refers to
+    # the caller's arrays; further launches on the same arrays use them too.
 
-    def __init__(self, ops: Sequence[Op], rank: int, device: int) -> None:
+    def __init__(self, ops: Sequence[Op], rank: int, device: int, copies: Copies) -> None:
         self._rank = rank
         self._device = device
-        self._copies: dict[tuple[object, ...], DeviceArray] = {}
+        self.copies = copies
         self._given = ops
         self._rectangles: list[Any] = []
-        self.kept: object = (self._copies, self._rectangles)
+        self.kept: object = (self.copies, self._rectangles)
         self.ops: Sequence[Op] = ops
         strided = any(not as_buffer(x).contiguous for op in ops for x in arrays_of(op))
         if strided or any(map(_fields_of, ops)):
             self.ops = [self._on_copies(op) for op in ops]
 
     def _on_copies(self, op: Op) -> Op:
+        facts = facts_of(op)
         try:
-            joined = {name: self._joined(getattr(op, name)) for name in facts_of(op).arrays}
-            return map_arrays(facts_of(op).replace(op, **joined), self._copy_if_strided)
+            copies = {name: self._on_copy(getattr(op, name)) for name in facts.arrays}
         except ValueError as error:
             raise ValueError(f"{name_of(op)}: {error}") from None
+        return facts.replace(op, **copies)
 
-    def _copy_if_strided(self, x: Array) -> Array:
-        found = as_buffer(x)
-        return x if found.contiguous or found.device != "cuda" else self._copy(found)
-
-    def _joined(self, xs: Any) -> Any:
-        """Return an argument with records in place of fields."""
-        if isinstance(xs, list):
-            return [self._joined(x) for x in xs]
-        return self._records(xs) if isinstance(xs, Fields) else xs
+    def _on_copy(self, xs: Any) -> Any:
+        """Return an argument with copies in place of strided arrays, and records of fields."""
+        if isinstance(xs, (list, tuple)):
+            return [self._on_copy(x) for x in xs]
+        if isinstance(xs, Fields):
+            return self._records(xs)
+        found = None if xs is None else as_buffer(xs)
+        if found is None or found.contiguous or found.device != "cuda":
+            return xs
+        return self._copy(found)
 
     def _records(self, x: Fields) -> DeviceArray:
         if not all(part.contiguous and part.device == "cuda" for part in x.buffers):
             raise ValueError("fields lie in contiguous arrays on the device: pass copies")
-        key = (x.element, x.count, *(part.address for part in x.buffers))
-        made = self._copies.get(key)
-        if made is None:
-            made = self._copies[key] = empty(x.count, x.element, self._device)
-        return made
+        return self._made((x.count,), x.element, *(part.address for part in x.buffers))
 
     def _copy(self, x: Buffer) -> DeviceArray:
-        key = (x.address, x.shape, x.strides, x.dtype)
-        made = self._copies.get(key)
-        if made is None:
-            if piece_count(x) > MOST:
-                raise ValueError(
-                    f"an array of shape {x.shape} and strides {x.strides} lies in "
-                    f"{piece_count(x)} pieces, more than {MOST}: copy it, and copy back what comes"
-                )
-            made = self._copies[key] = empty(x.shape, x.dtype, self._device)
-        return made
+        if piece_count(x) > MOST:
+            raise ValueError(
+                f"an array of shape {x.shape} and strides {x.strides} lies in "
+                f"{piece_count(x)} pieces, more than {MOST}: copy it, and copy back what comes"
+            )
+        return self._made(x.shape, x.dtype, x.address, x.strides)
+
+    def _made(self, shape: tuple[int, ...], element: ElementType, *places: object) -> DeviceArray:
+        """Return the copy of what lies at these places."""
+        key = (shape, element, *places)
+        if key not in self.copies:
+            self.copies[key] = empty(shape, element, self._device)
+        return self.copies[key]
 
     def before(self, places: Sequence[int]) -> list[Row]:
         """Return the calls that copy the arrays that operations read."""
@@ -165,7 +170,7 @@ class ContiguousCopies:
 
     def _rows(self, places: Sequence[int], side: int) -> Iterator[Row]:
         """Yield the calls for the arrays that operations read (0) or write (1)."""
-        for place in places if self._copies else ():
+        for place in places if self.copies else ():
             for array, copy, piece in self._pieces(self._given[place], side):
                 rectangle = _rectangle(piece, array, copy, back=side == 1)
                 self._rectangles.append(rectangle)

@@ -36,7 +36,7 @@ class CallContext:
     # `premul_op` returns the operator for a PREMUL_SUM by factor, NCCL's type and nc10d's.
     # `scratch` is the address of 4 bytes on the device for barriers. Without `fp8`, this NCCL or
     # this device reduces no 8-bit floats. `kernel` returns the handle of the kernel that folds such
-    # elements, `room` the address of so many bytes on the device.
+    # elements; `room` is the address of the memory that a fold needs.
 
     rank: int
     size: int
@@ -45,7 +45,7 @@ class CallContext:
     scratch: int
     fp8: bool = True
     kernel: Callable[[ReductionKind, ElementType], int] = lambda *_: 0
-    room: Callable[[int], int] = lambda _: 0
+    room: int = 0
 
 
 def calls_of(op: ops.Op, context: CallContext) -> list[Call]:

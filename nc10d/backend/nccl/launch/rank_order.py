@@ -10,8 +10,9 @@ in the gather, as in a ring:
 | reduce | the same | the same; aside, except on the root | all chunks, to the root |
 | reduce_scatter | all ranks' chunks r | writes the output | |
 
-The cut depends on count, element and world size alone, so it is the same on all ranks. The room for
-other ranks' chunks belongs to the launch table.
+The cut depends on count, element and world size alone, so it is the same on all ranks. Launches
+share the room for other ranks' chunks, because they follow each other on a stream. Only a launch in
+a graph has room of its own.
 """
 
 from __future__ import annotations
@@ -39,12 +40,14 @@ from nc10d.kernels.gpu.gpu_reduce import ROW_ALIGN, elements_a_block
 class OperationCalls(NamedTuple):
     """An operation's calls, in steps: NCCL's, kernels behind them, and NCCL's behind those.
 
-    A kernel's call is (the driver's handle, the number of blocks, an argument, ...).
+    A kernel's call is (the driver's handle, the number of blocks, an argument, ...). The calls use
+    `room_nbytes` of the context's room.
     """
 
     calls: Sequence[Call]
     kernels: Sequence[Call] = ()
     gathers: Sequence[Call] = ()
+    room_nbytes: int = 0
 
 
 def all_calls_of(op: Any, context: CallContext) -> OperationCalls:
@@ -66,24 +69,24 @@ def _all_reduce(op: ops.AllReduce, context: CallContext, element: ElementType) -
     x = flat(op, op.x, element)
     chunks = _cut(x, element, context.size)
     mine, each = chunks[context.rank][0], chunks[0][1]
-    exchange, kernels, _ = _fold(op.op, context, element, chunks, mine)
+    found, _ = _fold(op.op, context, element, chunks, mine)
     if context.size == 1:
-        return OperationCalls(exchange, kernels)
+        return found
     rest = chunks[-1][1] - each
     end = x.address + x.nbytes - rest
     chunks_of_all = "ncclAllGather", mine, x.address, each, BYTES
     behind_them = "ncclBroadcast", end, end, rest, BYTES, context.size - 1
-    return OperationCalls(exchange, kernels, moving([chunks_of_all, behind_them]))
+    return found._replace(gathers=moving([chunks_of_all, behind_them]))
 
 
 def _reduce(op: ops.Reduce, context: CallContext, element: ElementType) -> OperationCalls:
     chunks = _cut(flat(op, op.x, element), element, context.size)
     own, nbytes = chunks[context.rank]
     is_root = context.rank == op.root
-    exchange, kernels, folded = _fold(op.op, context, element, chunks, own if is_root else None)
-    sent = "ncclSend", folded, nbytes, BYTES, op.root
+    found, dst = _fold(op.op, context, element, chunks, own if is_root else None)
+    sent = "ncclSend", dst, nbytes, BYTES, op.root
     gathers = _with_others("ncclRecv", chunks, context) if is_root else moving([sent])
-    return OperationCalls(exchange, kernels, gathers)
+    return found._replace(gathers=gathers)
 
 
 def _reduce_scatter(
@@ -92,7 +95,7 @@ def _reduce_scatter(
     for x in op.inp if isinstance(op.inp, (list, tuple)) else [op.inp]:
         flat(op, x, element)
     chunks, out = chunks_of(op, op.inp, context.size), flat(op, op.out, element)
-    return OperationCalls(*_fold(op.op, context, element, chunks, out.address)[:2])
+    return _fold(op.op, context, element, chunks, out.address)[0]
 
 
 _FOLDS: dict[type[Any], Callable[[Any, CallContext, ElementType], OperationCalls]] = {
@@ -117,15 +120,15 @@ def _fold(
     element: ElementType,
     chunks: Sequence[Span],
     dst: int | None,
-) -> tuple[list[Call], list[Call], int]:
-    """Return the exchange, the kernel that folds this rank's chunk, and where that writes.
+) -> tuple[OperationCalls, int]:
+    """Return the exchange and the kernel that folds this rank's chunk, and where that writes.
 
-    Without `dst` the kernel writes to room of its own.
+    Without `dst` the kernel writes to this rank's place in the room.
     """
     kernel = context.kernel(how.kind, element)
     own, nbytes = chunks[context.rank]
     stride = -(-nbytes // ROW_ALIGN) * ROW_ALIGN
-    rows = context.room(context.size * stride) if context.size > 1 and nbytes else 0
+    rows, room_nbytes = context.room, context.size * stride if context.size > 1 else 0
     spans = [(rows + peer * stride, nbytes) for peer in range(context.size)]
     sent = _with_others("ncclSend", chunks, context)
     taken = _with_others("ncclRecv", spans, context)
@@ -134,7 +137,7 @@ def _fold(
     (factor,) = struct.unpack("q", struct.pack("d", how.factor or 0.0))
     arguments = dst, own, rows, stride, context.rank, context.size, count, share, factor, 0
     launch = kernel, -(-count // share), *arguments
-    return [*sent, *taken], [launch] if count else [], dst
+    return OperationCalls([*sent, *taken], [launch] if count else [], (), room_nbytes), dst
 
 
 def _with_others(function: str, spans: Sequence[Span], context: CallContext) -> list[Call]:
