@@ -129,22 +129,12 @@ class LaunchPlanner:
         cached.copies, cached.room_nbytes = copies.copies, sum(x.room_nbytes for x in calls)
         if all(comm_stream.comm is not None for comm_stream in comm_streams):
             folds = any(found.kernels for found in calls)
-            if folds:
-                self._check_not_captured(ops)
             scales = any(getattr(getattr(op, "op", None), "factor", None) is not None for op in ops)
             known = None if folds or scales else calls
             room = self._room_for(cached.room_nbytes)
             cached.table = self._table_for(cached, ops, copies, deadline, self._before, room, known)
             self._cache.keep(key, ops, cached)
         return cached
-
-    def _check_not_captured(self, ops: Sequence[Op]) -> None:
-        """Raise ValueError if the current stream is captured, where no memory can be allocated."""
-        if memory.in_capture(memory.current_stream_key(first_array(ops), self.device)):
-            text = (
-                "call with these arrays before capturing a graph: a fold needs room on the device"
-            )
-            raise ValueError(f"{name_of(ops[0])}: {text}")
 
     def _check_device(self, op: Op) -> None:
         x = first_array((op,))
