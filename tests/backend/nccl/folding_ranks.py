@@ -291,9 +291,9 @@ def reserved() -> Iterator[list[int]]:
     """Yield the sizes of the rooms that this rank allocates in the block."""
     sizes: list[int] = []
 
-    def counting(nbytes: int, device: int) -> cuda.DeviceArray:
-        sizes.append(nbytes)
-        return real(nbytes, device)
+    def counting(shape: tuple[int, ...], element: Any, device: int) -> cuda.DeviceArray:
+        sizes.extend(shape)
+        return real(shape, element, device)
 
     real = memory.reserve
     with pytest.MonkeyPatch.context() as patch:

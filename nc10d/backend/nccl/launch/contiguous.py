@@ -18,7 +18,7 @@ from nc10d.arrays.buffer import Buffer, as_buffer
 from nc10d.arrays.dtypes import ElementType
 from nc10d.arrays.fields import Fields
 from nc10d.cuda.driver import address, driver
-from nc10d.cuda.memory import DeviceArray, empty
+from nc10d.cuda.memory import DeviceArray, reserve
 from nc10d.ops import Op
 from nc10d.ops.facts import facts_of, name_of
 
@@ -98,24 +98,18 @@ Row = tuple[int, int]
 """A copy by the driver, without its stream: the function, and the argument's address."""
 
 
-Copies = dict[tuple[object, ...], DeviceArray]
-"""Copies by address, layout and type of the arrays in whose place they are."""
-
-
 class ContiguousCopies:
     """A launch on contiguous arrays: `ops` has copies in place of strided arrays."""
 
-    # `before` and `behind` return the calls that make the copies and write them back, for
-    # operations by their places. `kept` must live as long as the launch. `copies` never refers to
-    # the caller's arrays; further launches on the same arrays use them too.
+    # `kept` must live as long as the launch; it never refers to the caller's arrays.
 
-    def __init__(self, ops: Sequence[Op], rank: int, device: int, copies: Copies) -> None:
+    def __init__(self, ops: Sequence[Op], rank: int, device: int) -> None:
         self._rank = rank
         self._device = device
-        self.copies = copies
+        self._copies: dict[tuple[object, ...], DeviceArray] = {}
         self._given = ops
         self._rectangles: list[Any] = []
-        self.kept: object = (self.copies, self._rectangles)
+        self.kept: object = (self._copies, self._rectangles)
         self.ops: Sequence[Op] = ops
         strided = any(not as_buffer(x).contiguous for op in ops for x in arrays_of(op))
         if strided or any(map(_fields_of, ops)):
@@ -156,25 +150,19 @@ class ContiguousCopies:
     def _made(self, shape: tuple[int, ...], element: ElementType, *places: object) -> DeviceArray:
         """Return the copy of what lies at these places."""
         key = (shape, element, *places)
-        if key not in self.copies:
-            self.copies[key] = empty(shape, element, self._device)
-        return self.copies[key]
+        if key not in self._copies:
+            self._copies[key] = reserve(shape, element, self._device)
+        return self._copies[key]
 
-    def before(self, places: Sequence[int]) -> list[Row]:
-        """Return the calls that copy the arrays that operations read."""
-        return list(self._rows(places, 0))
-
-    def behind(self, places: Sequence[int]) -> list[Row]:
-        """Return the calls that write back the arrays that operations write."""
-        return list(self._rows(places, 1))
-
-    def _rows(self, places: Sequence[int], side: int) -> Iterator[Row]:
-        """Yield the calls for the arrays that operations read (0) or write (1)."""
-        for place in places if self.copies else ():
+    def rows(self, places: Sequence[int], side: int) -> list[Row]:
+        """Return calls that copy what operations read (0), or write back what they write (1)."""
+        made: list[Row] = []
+        for place in places if self._copies else ():
             for array, copy, piece in self._pieces(self._given[place], side):
                 rectangle = _rectangle(piece, array, copy, back=side == 1)
                 self._rectangles.append(rectangle)
-                yield address("cuMemcpy2DAsync_v2"), int(rectangle.getPtr())
+                made.append((address("cuMemcpy2DAsync_v2"), int(rectangle.getPtr())))
+        return made
 
     def _pieces(self, op: Op, side: int) -> Iterator[tuple[int, int, Piece]]:
         """Yield the address of an array, that of its copy, and a piece of both."""

@@ -20,7 +20,6 @@ from nc10d.arrays.buffer import as_buffer
 from nc10d.arrays.fields import Fields
 from nc10d.backend.nccl.bindings import native
 from nc10d.backend.nccl.comm.comm_streams import CommStream
-from nc10d.backend.nccl.launch.contiguous import Copies
 from nc10d.backend.nccl.launch.launch_table import LaunchTable
 from nc10d.cuda.memory import DeviceArray
 from nc10d.cuda.streams import default_stream_of
@@ -38,13 +37,13 @@ class CachedLaunch:
     # `receives` is true if the launch has receives, whose senders are the result; `blocks` if there
     # is a barrier, for which the host waits too. `messages` are peer and tag of the sends, and of
     # the receives; None without any. `default_stream` is the current stream for the first array
-    # unless the user chooses a stream; None: to be looked up. `copies` are of strided arrays,
-    # `room_nbytes` is the room that folds need.
+    # unless the user chooses a stream; None: to be looked up. `room_nbytes` is the room that
+    # folds need.
 
     __slots__ = (
         *("_freed", "_ids", "_refs", "_descriptions"),
-        *("blocks", "comm_streams", "copies", "default_stream", "messages", "receives"),
-        *("room_nbytes", "table"),
+        *("blocks", "comm_streams", "default_stream", "messages"),
+        *("receives", "room_nbytes", "table"),
     )
 
     def __init__(self, comm_streams: tuple[CommStream, ...], batch: Sequence[ops.Op]) -> None:
@@ -57,7 +56,6 @@ class CachedLaunch:
         takes = () if uniform else [_sender(op) for op in batch if type(op) is ops.Recv]
         self.messages = (sends, takes) if sends or takes else None
         self.table: LaunchTable | None = None
-        self.copies: Copies = {}
         self.room_nbytes = 0
         self._freed: list[object] = []
         self._ids = array("q")

@@ -87,8 +87,8 @@ def flat(op: ops.Op, x: Array, element: ElementType | None = None) -> Buffer:
     return found
 
 
-def _flats(op: ops.Op, arrays: Arrays) -> list[Buffer]:
-    return [flat(op, x) for x in arrays]
+def _flats(op: ops.Op, arrays: Arrays, element: ElementType | None = None) -> list[Buffer]:
+    return [flat(op, x, element) for x in arrays]
 
 
 def _reducing(op: Any, x: Buffer, context: CallContext) -> tuple[int, int, int]:
@@ -200,11 +200,13 @@ def _scatter(op: ops.Scatter, context: CallContext) -> Iterator[Call]:
     yield "ncclRecv", out.address, out.nbytes, BYTES, op.root
 
 
-def chunks_of(op: ops.Op, arrays: Arrays, size: int) -> list[Span]:
-    """Return each rank's chunk of a list or of a flat array."""
+def chunks_of(
+    op: ops.Op, arrays: Arrays, size: int, element: ElementType | None = None
+) -> list[Span]:
+    """Return each rank's chunk of a list or of a flat array; see `flat`."""
     if isinstance(arrays, (list, tuple)):
-        return _spans(_flats(op, arrays))
-    x = flat(op, arrays)
+        return _spans(_flats(op, arrays, element))
+    x = flat(op, arrays, element)
     nbytes = x.nbytes // size
     return [(x.address + rank * nbytes, nbytes) for rank in range(size)]
 

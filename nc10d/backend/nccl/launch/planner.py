@@ -107,7 +107,7 @@ class LaunchPlanner:
     def checked_calls(self, ops: Sequence[Op]) -> list[list[Call]]:
         """Check operations as a launch does; return the calls of each, for formed communicators."""
         self._check_all(ops)
-        copies = ContiguousCopies(ops, self._group.rank, self.device, {})
+        copies = ContiguousCopies(ops, self._group.rank, self.device)
         return [[*found.calls] for found in self._calls(copies.ops, self._premul_op)]
 
     def _check_all(self, ops: Sequence[Op]) -> None:
@@ -122,15 +122,14 @@ class LaunchPlanner:
     ) -> CachedLaunch:
         """Check the caller's operations, and make their launch."""
         self._check_all(ops)
-        copies = ContiguousCopies(ops, self._group.rank, self.device, {})
+        copies = ContiguousCopies(ops, self._group.rank, self.device)
         calls = self._calls(copies.ops)
         comm_streams = dict.fromkeys(self._comm_streams.of(op, deadline) for op in ops)
         cached = CachedLaunch(tuple(comm_streams), ops)
-        cached.copies, cached.room_nbytes = copies.copies, sum(x.room_nbytes for x in calls)
+        cached.room_nbytes = sum(found.room_nbytes for found in calls)
         if all(comm_stream.comm is not None for comm_stream in comm_streams):
-            folds = any(found.kernels for found in calls)
             scales = any(getattr(getattr(op, "op", None), "factor", None) is not None for op in ops)
-            known = None if folds or scales else calls
+            known = None if cached.room_nbytes or scales else calls
             room = self._room_for(cached.room_nbytes)
             cached.table = self._table_for(cached, ops, copies, deadline, self._before, room, known)
             self._cache.keep(key, ops, cached)
@@ -168,14 +167,13 @@ class LaunchPlanner:
     def again(
         self, cached: CachedLaunch, ops: Sequence[Op], deadline: Deadline, before: int | None
     ) -> CachedLaunch:
-        """Return a checked launch with a table of its own: a deferred launch, or one in a graph.
+        """Return a deferred launch, which has recorded `before`, with a table; or one for a graph.
 
-        A deferred launch has recorded the event `before`. A graph may run beside later launches, so
-        it gets room of its own.
+        A graph may run beside other launches, so it gets room of its own.
         """
         graph, needed = before is None, cached.room_nbytes
-        room = memory.reserve(needed, self.device) if graph else self._room_for(needed)
-        copies = ContiguousCopies(ops, self._group.rank, self.device, cached.copies)
+        room = self._new_room(needed) if graph else self._room_for(needed)
+        copies = ContiguousCopies(ops, self._group.rank, self.device)
         made = copy(cached)  # others use its table
         made.table = self._table_for(made, ops, copies, deadline, before or self._before, room)
         return made
@@ -185,8 +183,11 @@ class LaunchPlanner:
         # A table keeps the room that it uses. Outgrown rooms have together at most twice the bytes
         # of the present one.
         if nbytes > self._room.nbytes:
-            self._room = memory.reserve(max(nbytes, self._room.nbytes * 3 // 2), self.device)
+            self._room = self._new_room(max(nbytes, self._room.nbytes * 3 // 2))
         return self._room
+
+    def _new_room(self, nbytes: int) -> memory.DeviceArray:
+        return memory.reserve((nbytes,), DType.UINT8, self.device)
 
     def caller_of(self, comm_streams: tuple[CommStream, ...]) -> Caller:
         """Return a launch's caller: peers compare launches with a collective."""
@@ -217,7 +218,7 @@ class LaunchPlanner:
                 for comm_stream in comm_streams
             ]
             if any(placed):
-                around = list(map(copies.before, by_stream)), list(map(copies.behind, by_stream))
+                around = ([copies.rows(places, side) for places in by_stream] for side in (0, 1))
                 groups.append(Grouped(placed, *around))
         body, kept = grouped(groups, comm_streams), (copies.kept, room)
         return self._table_of(CallText(compared(ops)), comm_streams, before, body, kept)

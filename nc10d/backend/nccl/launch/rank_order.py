@@ -69,7 +69,7 @@ def _all_reduce(op: ops.AllReduce, context: CallContext, element: ElementType) -
     x = flat(op, op.x, element)
     chunks = _cut(x, element, context.size)
     mine, each = chunks[context.rank][0], chunks[0][1]
-    found, _ = _fold(op.op, context, element, chunks, mine)
+    found, _ = _fold(op, context, element, chunks, mine)
     if context.size == 1:
         return found
     rest = chunks[-1][1] - each
@@ -83,7 +83,7 @@ def _reduce(op: ops.Reduce, context: CallContext, element: ElementType) -> Opera
     chunks = _cut(flat(op, op.x, element), element, context.size)
     own, nbytes = chunks[context.rank]
     is_root = context.rank == op.root
-    found, dst = _fold(op.op, context, element, chunks, own if is_root else None)
+    found, dst = _fold(op, context, element, chunks, own if is_root else None)
     sent = "ncclSend", dst, nbytes, BYTES, op.root
     gathers = _with_others("ncclRecv", chunks, context) if is_root else moving([sent])
     return found._replace(gathers=gathers)
@@ -92,10 +92,8 @@ def _reduce(op: ops.Reduce, context: CallContext, element: ElementType) -> Opera
 def _reduce_scatter(
     op: ops.ReduceScatter, context: CallContext, element: ElementType
 ) -> OperationCalls:
-    for x in op.inp if isinstance(op.inp, (list, tuple)) else [op.inp]:
-        flat(op, x, element)
-    chunks, out = chunks_of(op, op.inp, context.size), flat(op, op.out, element)
-    return _fold(op.op, context, element, chunks, out.address)[0]
+    chunks, out = chunks_of(op, op.inp, context.size, element), flat(op, op.out, element)
+    return _fold(op, context, element, chunks, out.address)[0]
 
 
 _FOLDS: dict[type[Any], Callable[[Any, CallContext, ElementType], OperationCalls]] = {
@@ -115,17 +113,13 @@ def _cut(x: Buffer, element: ElementType, size: int) -> list[Span]:
 
 
 def _fold(
-    how: ops.ReduceOp,
-    context: CallContext,
-    element: ElementType,
-    chunks: Sequence[Span],
-    dst: int | None,
+    op: Any, context: CallContext, element: ElementType, chunks: Sequence[Span], dst: int | None
 ) -> tuple[OperationCalls, int]:
     """Return the exchange and the kernel that folds this rank's chunk, and where that writes.
 
     Without `dst` the kernel writes to this rank's place in the room.
     """
-    kernel = context.kernel(how.kind, element)
+    kernel = context.kernel(op.op.kind, element)
     own, nbytes = chunks[context.rank]
     stride = -(-nbytes // ROW_ALIGN) * ROW_ALIGN
     rows, room_nbytes = context.room, context.size * stride if context.size > 1 else 0
@@ -134,7 +128,7 @@ def _fold(
     taken = _with_others("ncclRecv", spans, context)
     dst = spans[context.rank][0] if dst is None else dst
     count, share = nbytes // element.itemsize, elements_a_block(element)
-    (factor,) = struct.unpack("q", struct.pack("d", how.factor or 0.0))
+    (factor,) = struct.unpack("q", struct.pack("d", op.op.factor or 0.0))
     arguments = dst, own, rows, stride, context.rank, context.size, count, share, factor, 0
     launch = kernel, -(-count // share), *arguments
     return OperationCalls([*sent, *taken], [launch] if count else [], (), room_nbytes), dst
