@@ -354,14 +354,15 @@ def a_deferred_launch_leaves_a_graph_its_memory(group: ProcessGroup) -> None:
     """A launch that waits behind a link, on a strided array that a graph reduces."""
     given = [numbers(np.dtype("f4"), r, 2000) for r in range(group.size)]
     total = reference.fold([x[::2] for x in given], MAX)
-    whole = put(group, given[group.rank])
-    x = Strided(whole, (1000,), (8,))
+    whole, other = (put(group, given[group.rank]) for _ in range(2))
+    x, new = (Strided(each, (1000,), (8,)) for each in (whole, other))
     group.all_reduce(x, MAX)
     known: Any = group.all_reduce(x, MAX, async_op=True)
     known.wait_blocking()
     at = known.cached.table.address
     with captured(group) as (mine, runs):
         group.all_reduce(x, MAX)
+        group.all_reduce(new, MAX)  # whose copy is allocated here
     if group.size > 1:
         ahead, behind = ((group.rank + step) % group.size for step in (1, -1))
         sent, taken = ones(group), ones(group)
@@ -378,7 +379,8 @@ def a_deferred_launch_leaves_a_graph_its_memory(group: ProcessGroup) -> None:
         with cuda.on_device(device(group)):
             call("cuGraphLaunch", runs[0], mine.handle)
         mine.synchronize()
-        assert same_bits(cuda.to_host(whole)[::2].copy(), total)
+        for each in (whole, other):
+            assert same_bits(cuda.to_host(each)[::2].copy(), total)
 
 
 def a_deferred_fold_breaks_no_capture(group: ProcessGroup) -> None:
