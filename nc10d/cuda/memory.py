@@ -11,7 +11,7 @@ from collections.abc import Set
 from dataclasses import replace
 from math import prod
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from nc10d.cuda.driver import call, current_device, device_at, on_device, ordina
 from nc10d.cuda.streams import StreamKey, stream_of
 
 HostArray = np.ndarray[Any, np.dtype[Any]]
+AnyDType: TypeAlias = ElementType | npt.DTypeLike
 
 
 class DeviceArray:
@@ -139,25 +140,34 @@ class DeviceView:
 
 
 def empty(
-    shape: int | tuple[int, ...],
-    dtype: ElementType | npt.DTypeLike = np.float32,
-    device: object = None,
+    shape: int | tuple[int, ...], dtype: AnyDType = np.float32, device: object = None
 ) -> DeviceArray:
     """Return an array with undefined contents on a device (default: the current)."""
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     kind = dtype if isinstance(dtype, DType | RecordType) else element_of(np.dtype(dtype))
     number = current_device() if device is None else ordinal(device)
-    with on_device(number):
+    return _allocated(shape, kind, number, streams.LEGACY)
+
+
+def reserve(shape: tuple[int, ...], element: ElementType, device: int) -> DeviceArray:
+    """Return an array as `empty` does, in no stream's order: also while a graph is captured."""
+    mine, before = streams.Stream(device), streams.relax_capture_mode()
+    try:
+        return _allocated(shape, element, device, mine.handle)
+    finally:
+        call("cuThreadExchangeStreamCaptureMode", before)
+
+
+def _allocated(shape: tuple[int, ...], kind: ElementType, device: int, stream: int) -> DeviceArray:
+    with on_device(device):
         # CUDA refuses to allocate 0 bytes, but an array may have no elements.
-        address = int(call("cuMemAllocAsync", max(prod(shape) * kind.itemsize, 1), streams.LEGACY))
-        call("cuStreamSynchronize", streams.LEGACY)  # other streams may use the array at once
-    return DeviceArray(address, shape, kind, number, _Allocation(number, address))
+        address = int(call("cuMemAllocAsync", max(prod(shape) * kind.itemsize, 1), stream))
+        call("cuStreamSynchronize", stream)  # other streams may use the array at once
+    return DeviceArray(address, shape, kind, device, _Allocation(device, address))
 
 
 def zeros(
-    shape: int | tuple[int, ...],
-    dtype: ElementType | npt.DTypeLike = np.float32,
-    device: object = None,
+    shape: int | tuple[int, ...], dtype: AnyDType = np.float32, device: object = None
 ) -> DeviceArray:
     """Return an array of zeros on a device (default: the current); see `empty`."""
     made = empty(shape, dtype, device)
@@ -208,23 +218,15 @@ def bytes_now(x: object) -> HostArray:
     """Return the present bytes of a contiguous device array, in no stream's order."""
     buffer = as_buffer(x)
     found: HostArray = np.empty(buffer.nbytes, np.uint8)
-    if buffer.nbytes:
-        mine = streams.Stream(device_of(x))
-        with on_device(mine.device):
-            source = buffer.address, buffer.nbytes
-            call("cuMemcpyDtoHAsync", found.ctypes.data, *source, mine.handle)
-            mine.synchronize()
+    where = found.ctypes.data, buffer.address, buffer.nbytes
+    _copy_alone("cuMemcpyDtoHAsync", device_of(x), *where)
     return found
 
 
 def copy_now(target: object, source: object) -> None:
     """Copy a contiguous device array to another one alike, in no stream's order; blocks."""
     to, of = as_buffer(target), as_buffer(source)
-    if to.nbytes:
-        mine = streams.Stream(device_of(target))
-        with on_device(mine.device):
-            call("cuMemcpyDtoDAsync", to.address, of.address, to.nbytes, mine.handle)
-            mine.synchronize()
+    _copy_alone("cuMemcpyDtoDAsync", device_of(target), to.address, of.address, to.nbytes)
 
 
 def write_now(target: object, x: HostArray) -> None:
@@ -232,10 +234,15 @@ def write_now(target: object, x: HostArray) -> None:
     to, packed = as_buffer(target), np.ascontiguousarray(x)
     if (to.count, to.dtype) != (packed.size, element_of(packed.dtype)):
         raise ValueError(f"expected {to.count} of {to.dtype.label}, got {x.size} of {x.dtype}")
-    if to.nbytes:
-        mine = streams.Stream(device_of(target))
-        with on_device(mine.device):
-            call("cuMemcpyHtoDAsync", to.address, packed.ctypes.data, to.nbytes, mine.handle)
+    _copy_alone("cuMemcpyHtoDAsync", device_of(target), to.address, packed.ctypes.data, to.nbytes)
+
+
+def _copy_alone(function: str, device: int, to: int, source: int, nbytes: int) -> None:
+    """Copy on a stream of its own; blocks until done."""
+    if nbytes:
+        mine = streams.Stream(device)
+        with on_device(device):
+            call(function, to, source, nbytes, mine.handle)
             mine.synchronize()
 
 

@@ -94,10 +94,10 @@ def _device_of(key: StreamKey) -> int:
         call("cuCtxPopCurrent")
 
 
-def relax_capture_mode() -> None:
-    """Keep this thread's driver calls from invalidating a graph that another thread captures."""
+def relax_capture_mode() -> Any:
+    """Keep this thread's driver calls from invalidating a graph; return the mode before."""
     mode = driver().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-    call("cuThreadExchangeStreamCaptureMode", mode)
+    return call("cuThreadExchangeStreamCaptureMode", mode)
 
 
 def is_captured(stream: int) -> bool:

@@ -5,7 +5,8 @@ Contract: `void(dst, a, b, nbytes)`, all int64, computes dst = a op b by the rul
 begins with. dst may be a, b or neither, without partial overlap; addresses need no alignment;
 nbytes is a multiple of the item size (0 is fine). Kernels never fail, allocate or take the GIL.
 
-A kernel is compiled (or loaded, see `cache`) when first asked for, and stays for good.
+A kernel is compiled (or loaded, see `cache`) when first asked for, and stays for good. Functions
+that a program makes again and again have the same kernel if they are equal; others have their own.
 """
 
 from __future__ import annotations

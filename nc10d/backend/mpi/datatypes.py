@@ -61,9 +61,10 @@ def native(step: Pairwise, dtype: ElementType) -> MpiReduction | None:
     return MpiReduction(datatype, dtype.itemsize // stored.itemsize, operator)
 
 
-@functools.cache
-def reduction(step: Pairwise, dtype: ElementType) -> MpiReduction:
-    """Return the reduction for MPI to run in any order that keeps ranks' places."""
+@functools.cache  # by name: equal functions that a program makes again have the same one
+def reduction(name: str, dtype: ElementType) -> MpiReduction:
+    """Return a pairwise step's reduction for MPI to run in any order that keeps ranks' places."""
+    step = step_named(name)
     same, _ = canonical(step, dtype)
     return native(step, dtype) or MpiReduction(_opaque(same, dtype), 1, _kernel_op())
 

@@ -30,7 +30,7 @@ class MpiCalls(CollectiveLibrary):
         ordered = order_matters(op, x.dtype, self.size) and (op.by_rank or not self._any_order)
         if x.device == "cpu" and (ordered or scattered):
             return None
-        return reduction(op.pairwise, x.dtype)
+        return reduction(op.pairwise.name, x.dtype)
 
     def all_reduce(self, x: FlatBuffer, how: MpiReduction) -> Request:
         """Post MPI_Iallreduce."""

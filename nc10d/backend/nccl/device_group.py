@@ -99,12 +99,14 @@ class DeviceGroup:
             )
             # The two default streams can't be captured.
             captured = current > PER_THREAD and is_captured(current)
+            if captured and cached.room_nbytes and cached.table is not None:
+                cached = self._planner.again(cached, ops, Deadline.after(timeout), None)
             work = NcclWork(ops, pending, timeout, cached)
             table = cached.table
             if table is not None and not self._waiting:
                 if not captured:
                     pending.add(work)  # first, so that the watchdog sees a thread stuck in NCCL
-                self._submit(table, work, current, join)
+                self._submit(work, current, join)
                 if captured:  # the event belongs to the graph, and never ends
                     self._captured.append((work.event, cached))
                     self.board.ended(work.stamp)
@@ -237,26 +239,19 @@ class DeviceGroup:
         work = deferred.work
         assert work.submitted is not None
         try:
-            streams, before = deferred.comm_streams, deferred.before
-            table = self._planner.table(work.ops, streams, work.deadline, before)
-            work.cached.table = table
-            self._submit(table, work, 0, False, first=launch_table.AFTER_EVENT)
+            before = deferred.before
+            work.cached = self._planner.again(work.cached, work.ops, work.deadline, before)
+            self._submit(work, 0, False, first=launch_table.AFTER_EVENT)
         except DistError as error:
             self._group.fail(error)
             return
         self._pool.give(deferred.before)
         work.submitted.set()
 
-    def _submit(
-        self,
-        table: launch_table.LaunchTable,
-        work: NcclWork,
-        current: int,
-        join: bool,
-        first: int = 0,
-    ) -> None:
-        """Run a table's calls; a failed submission fails the group."""
-        ended = self._take(self._timing)
+    def _submit(self, work: NcclWork, current: int, join: bool, first: int = 0) -> None:
+        """Run the calls of a Work's table; a failed submission fails the group."""
+        table, ended = work.cached.table, self._take(self._timing)
+        assert table is not None, "the communicators are formed"
         rows, device, end = table.address, self._device_rows, table.ended
         count = end + 2 if join else end + 1
         try:

@@ -136,7 +136,8 @@ def cast_body(target: Target, src: DType, dst: DType) -> Any:
     return cast_chunk
 
 
-def _pointer(b: Builder, target: Target, address: Value, kind: ir.Type) -> Value:
+def pointer(b: Builder, target: Target, address: Value, kind: ir.Type = simd.I8) -> Value:
+    """Return an address in a target's memory as a pointer."""
     return b.inttoptr(address, ir.PointerType(kind, target.space))
 
 
@@ -145,22 +146,22 @@ def _word(target: Target) -> Any:
 
     @simd.emits(types.int64(types.int64), target.intrinsic)
     def word(b: Builder, address: Value) -> Value:
-        return b.load(_pointer(b, target, address, simd.I64), align=8)
+        return b.load(pointer(b, target, address, simd.I64), align=8)
 
     return word
 
 
 def coordinates(target: Target) -> list[Any]:
     """Return the functions of `place` that read block, thread, and threads in a block."""
-    return [_coordinate(target, index) for index in range(3)]
 
+    def reading(index: int) -> Any:
+        @simd.emits(types.int64(types.int64), target.intrinsic)
+        def coordinate(b: Builder, place: Value) -> Value:
+            return target.coordinate(b, place, index)
 
-def _coordinate(target: Target, index: int) -> Any:
-    @simd.emits(types.int64(types.int64), target.intrinsic)
-    def coordinate(b: Builder, place: Value) -> Value:
-        return target.coordinate(b, place, index)
+        return coordinate
 
-    return coordinate
+    return [reading(index) for index in range(3)]
 
 
 def _move(target: Target, kind: ir.Type, align: int, times: int = 1) -> Any:
@@ -169,9 +170,9 @@ def _move(target: Target, kind: ir.Type, align: int, times: int = 1) -> Any:
     @simd.emits(types.void(types.int64, types.int64, types.int64), target.intrinsic)
     def move(b: Builder, to: Value, at: Value, stride: Value) -> None:
         steps = [b.mul(stride, simd.I64(i)) for i in range(times)]
-        found = [b.load(_pointer(b, target, b.add(at, step), kind), align=align) for step in steps]
+        found = [b.load(pointer(b, target, b.add(at, step), kind), align=align) for step in steps]
         for value, step in zip(found, steps, strict=True):
-            b.store(value, _pointer(b, target, b.add(to, step), kind), align=align)
+            b.store(value, pointer(b, target, b.add(to, step), kind), align=align)
 
     return move
 
@@ -180,11 +181,11 @@ def _cast(target: Target, src: DType, dst: DType, lanes: int) -> Any:
     @simd.emits(types.void(types.int64, types.int64, types.float64), target.intrinsic)
     def step(b: Builder, to: Value, at: Value, factor: Value) -> None:
         align = _ALIGN if lanes > 1 else src.itemsize
-        x = read(b, _pointer(b, target, at, simd.I8), simd.STORED[src], lanes, align)
+        x = read(b, pointer(b, target, at), simd.STORED[src], lanes, align)
         wide = simd.WIDEN[src](b, x) if src in simd.WIDEN else x
         product = b.fmul(wide, simd.spread(b, b.fptrunc(factor, simd.FLOAT), lanes))
         y = simd.NARROW[dst](b, product) if dst in simd.NARROW else product
-        write(b, _pointer(b, target, to, simd.I8), y, _ALIGN if lanes > 1 else dst.itemsize)
+        write(b, pointer(b, target, to), y, _ALIGN if lanes > 1 else dst.itemsize)
 
     return step
 

@@ -22,6 +22,7 @@ from typing import Any
 import llvmlite
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 
 from nc10d.arrays.dtypes import DType
 from nc10d.base.run_to_end import import_to_end, off_main
@@ -35,6 +36,7 @@ from nc10d.ops.own_reductions import Function, copied
 GLOBAL = 1
 """The address space for a GPU's memory, in NVVM's numbers."""
 Capability = tuple[int, int]
+Bounds = tuple[int, int]
 _REGISTERS = ("ctaid.x", "tid.x", "ntid.x")
 _BOUNDS = (THREADS, 6)
 """Six blocks on a multiprocessor at once: 40 registers a thread, and memory is kept busy."""
@@ -54,17 +56,12 @@ def kernel_ptx(src: DType, dst: DType, scaled: bool, capability: Capability) -> 
         raise TypeError(f"there is no GPU kernel from {src.label} to {dst.label}")
     casts = scaled or src is not dst
     name = f"cast_{src.label}_to_{dst.label}" if casts else "copy_chunk"
-
     body = functools.partial(cast_body, src=src, dst=dst) if casts else copy_body
     return kept_ptx(name, body, _SIGNATURE, capability, _BOUNDS)
 
 
 def kept_ptx(
-    name: str,
-    body: Callable[[Target], Any],
-    signature: Any,
-    capability: Capability,
-    bounds: tuple[int, ...],
+    name: str, body: Callable[[Target], Any], signature: Any, capability: Capability, bounds: Bounds
 ) -> str:
     """Return PTX with a kernel, compiled from its body once a machine; the name says all of it.
 
@@ -80,7 +77,7 @@ def kept_ptx(
         return path.read_text()
 
 
-def _compiled(body: Any, signature: Any, capability: Capability, bounds: tuple[int, ...]) -> str:
+def _compiled(body: Any, signature: Any, capability: Capability, bounds: Bounds) -> str:
     # Numba's own numba.cuda is outdated; the package numba_cuda replaces it. Its compile_ptx has no
     # option against contraction.
     compiler = import_to_end("numba.cuda.compiler")
@@ -137,8 +134,5 @@ def _compiling_for(capability: Capability) -> Iterator[None]:
 
 
 def _coordinate(b: Builder, _place: Value, index: int) -> Value:
-    name = f"llvm.nvvm.read.ptx.sreg.{_REGISTERS[index]}"
-    found = b.module.globals.get(name)
-    if found is None:
-        found = ir.Function(b.module, ir.FunctionType(I32, ()), name)
-    return b.zext(b.call(found, ()), I64)
+    name, kind = f"llvm.nvvm.read.ptx.sreg.{_REGISTERS[index]}", ir.FunctionType(I32, ())
+    return b.zext(b.call(cgutils.get_or_insert_function(b.module, kind, name), ()), I64)

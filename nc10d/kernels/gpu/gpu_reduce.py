@@ -20,7 +20,6 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
@@ -28,12 +27,12 @@ from nc10d.arrays.dtypes import DType, ElementKind, ElementType, alignment, scal
 from nc10d.base.run_to_end import off_main
 from nc10d.kernels import simd
 from nc10d.kernels.combine import canonical, combine, unsigned
-from nc10d.kernels.gpu.gpu_pack import THREADS, Target, coordinates, read, write
+from nc10d.kernels.gpu.gpu_pack import THREADS, Target, coordinates, pointer, read, write
 from nc10d.kernels.gpu.gpu_ptx import Capability, kept_ptx
 from nc10d.kernels.own.own_reduce import move, own_part, room
 from nc10d.kernels.own.refusals import refusals
 from nc10d.kernels.reduce import map_rule
-from nc10d.kernels.simd import I8, I64, Builder, Value
+from nc10d.kernels.simd import I64, Builder, Value
 from nc10d.ops.reductions import ReductionKind
 
 ROW_ALIGN = 16
@@ -103,7 +102,8 @@ def fold_body(target: Target, kind: ReductionKind, element: ElementType) -> Any:
     return fold
 
 
-Emit = Callable[[str, Any, Builder, Value, Value, Sequence[Value]], None]
+Places = Sequence[Value]
+Emit = Callable[[str, Any, Builder, Value, Value, Places], None]
 """Emits `to` = part(`places`), from (part, context, builder, arg, to, places); a copy if there is
 no such part. `arg` is the kernel's factor for a map, the world size for a finish."""
 
@@ -118,9 +118,7 @@ def _own(target: Target, kind: ReductionKind, element: ElementType) -> Emit:
         if has[part]
     }
 
-    def emit(
-        part: str, context: Any, b: Builder, _arg: Value, to: Value, places: Sequence[Value]
-    ) -> None:
+    def emit(part: str, context: Any, b: Builder, _arg: Value, to: Value, places: Places) -> None:
         if part in parts:
             parts[part](context, b, to, places)
         else:
@@ -137,9 +135,7 @@ def _known(kind: ReductionKind, dtype: DType, nbytes: int, align: int) -> Emit:
     rule, lanes = combine(step, scalar(stored)), simd.lanes_in(dtype, nbytes)
     maps = {"map": kind.prepares, "finish": kind.finishes}
 
-    def emit(
-        part: str, _context: Any, b: Builder, arg: Value, to: Value, places: Sequence[Value]
-    ) -> None:
+    def emit(part: str, _context: Any, b: Builder, arg: Value, to: Value, places: Places) -> None:
         x, *others = (read(b, at, simd.STORED[scalar(stored)], lanes, align) for at in places)
         if others:
             x = rule(b, x, *others)
@@ -162,20 +158,16 @@ def _fold(target: Target, nbytes: int, emit: Emit) -> Any:
             def row(index: Value) -> Value:
                 place = b.add(rows, b.mul(index, stride))
                 mine = b.icmp_signed("==", index, rank)
-                return _pointer(b, target, b.select(mine, own, place))
+                return pointer(b, target, b.select(mine, own, place))
 
             total, mapped = room(b, nbytes), room(b, nbytes)
             emit("map", context, b, factor, total, [row(I64(0))])
             with cgutils.for_range(b, b.sub(size, I64(1)), intp=I64) as loop:
                 emit("map", context, b, factor, mapped, [row(b.add(loop.index, I64(1)))])
                 emit("step", context, b, factor, total, [total, mapped])
-            emit("finish", context, b, size, _pointer(b, target, dst), [total])
+            emit("finish", context, b, size, pointer(b, target, dst), [total])
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 7), generate
 
     return fold
-
-
-def _pointer(b: Builder, target: Target, address: Value) -> Value:
-    return b.inttoptr(address, ir.PointerType(I8, target.space))

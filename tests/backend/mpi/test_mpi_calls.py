@@ -41,6 +41,30 @@ def test_a_group_is_not_made_unless_all_members_arrive(ranks: Ranks) -> None:
     assert "timed out after" in zero
 
 
+def the_same_again(group: ProcessGroup) -> list[int]:
+    from nc10d.backend.mpi.datatypes import reduction  # begins MPI
+
+    def largest() -> dist.ReduceOp:
+        @dist.reduction("f4", any_order=True)
+        def larger(a, b):  # type: ignore[no-untyped-def]
+            return max(a, b)
+
+        return larger
+
+    sizes = []
+    for _ in range(100):
+        x = np.full(3, group.rank, np.float32)
+        group.all_reduce(x, largest())
+        assert x.tolist() == [group.size - 1] * 3
+        sizes.append(reduction.cache_info().currsize)
+    return sizes
+
+
+def test_equal_reductions_made_again_are_one_of_mpi(ranks: Ranks) -> None:
+    for sizes in ranks.run(the_same_again):
+        assert len(set(sizes)) == 1
+
+
 def another_split(group: ProcessGroup) -> float:
     sub = whole_group(group)
     lists = [[0], [1, 2]] if group.rank == 2 else [[0, 1, 2]]

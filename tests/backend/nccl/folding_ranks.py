@@ -20,6 +20,7 @@ from fold_twins import launched, register_twin
 import nc10d as dist
 from nc10d import cuda
 from nc10d.arrays.dtypes import DType, element_of
+from nc10d.cuda import memory
 from nc10d.cuda.driver import call, driver
 from nc10d.errors import UnsupportedPlatform
 from nc10d.group.process_group import ProcessGroup
@@ -274,6 +275,133 @@ def works_of_folds_are_works(group: ProcessGroup) -> None:
         assert launched[name] - before == int(folds) or not launched
 
 
+@contextmanager
+def captured(group: ProcessGroup) -> Iterator[tuple[cuda.Stream, list[Any]]]:
+    """Capture a block; yield its stream, and a list with the graph after the block."""
+    mine, runs = cuda.Stream(device(group)), list[Any]()
+    mode = driver().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+    with cuda.on_device(device(group)), cuda.stream(mine):
+        call("cuStreamBeginCapture", mine.handle, mode)
+        yield mine, runs
+        runs.append(call("cuGraphInstantiate", call("cuStreamEndCapture", mine.handle), 0))
+
+
+@contextmanager
+def reserved() -> Iterator[list[int]]:
+    """Yield the sizes of the rooms that this rank allocates in the block."""
+    sizes: list[int] = []
+
+    def counting(shape: tuple[int, ...], element: Any, device: int) -> cuda.DeviceArray:
+        sizes.extend(shape)
+        return real(shape, element, device)
+
+    real = memory.reserve
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "reserve", counting)
+        yield sizes
+
+
+def launches_share_a_room_that_grows(group: ProcessGroup) -> None:
+    """Nothing waits while the room grows; lists, whose launches are not cached, share it too."""
+    op, several = AVG.ordered, int(group.size > 1)
+    prepare(op, np.dtype("f4"))
+    counts = 3000, 3000, 500, 40_000, 90_000
+    given = [[numbers(np.dtype("f4"), r, n) for r in range(group.size)] for n in counts]
+    folds = [reference.fold(ranks, op) for ranks in given]
+    arrays = [put(group, ranks[group.rank]) for ranks in given]
+    group.all_reduce(ones(group))
+    with reserved() as rooms:
+        for turn in range(3):
+            for x, ranks, most in zip(arrays, given, (1, 1, 1, 2, 3), strict=True):
+                x.fill_from(ranks[group.rank])
+                group.all_reduce(x, op, async_op=True)
+                assert len(rooms) == (3 if turn else most) * several
+            for x, total in zip(arrays, folds, strict=True):
+                check(x, total)
+        parts = [put(group, given[3][group.rank]) for _ in range(group.size)]
+        outs = [put(group, np.zeros(40_000, "f4")) for _ in range(5)]
+        for out in outs:
+            group.reduce_scatter(out, parts, op, async_op=True)
+        assert len(rooms) in (3 * several, 4 * several)
+        for out in outs:
+            check(out, folds[3])
+
+
+def a_graph_has_room_of_its_own(group: ProcessGroup) -> None:
+    """For NCCL lets a graph run beside launches on other arrays, which emulators do not."""
+    op = AVG.ordered
+    prepare(op, np.dtype("f4"))
+    given = [[numbers(np.dtype("f4"), r, n) for r in range(group.size)] for n in (7000, 70_000)]
+    x, y = (put(group, ranks[group.rank]) for ranks in given)
+    for _ in range(2):
+        group.all_reduce(x, op)
+    cuda.synchronize(device(group))
+    with captured(group) as (mine, runs), reserved() as rooms:
+        group.all_reduce(x, op)
+        assert len(rooms) == int(group.size > 1)
+    for _ in range(3):
+        x.fill_from(given[0][group.rank])
+        y.fill_from(given[1][group.rank])
+        with cuda.on_device(device(group)):
+            call("cuGraphLaunch", runs[0], mine.handle)
+        mine.synchronize()
+        group.all_reduce(y, op)
+        check(x, reference.fold(given[0], op))
+        check(y, reference.fold(given[1], op))
+
+
+def a_deferred_launch_leaves_a_graph_its_memory(group: ProcessGroup) -> None:
+    """A launch that waits behind a link, on a strided array that a graph reduces."""
+    given = [numbers(np.dtype("f4"), r, 2000) for r in range(group.size)]
+    total = reference.fold([x[::2] for x in given], MAX)
+    whole, other = (put(group, given[group.rank]) for _ in range(2))
+    x, new = (Strided(each, (1000,), (8,)) for each in (whole, other))
+    group.all_reduce(x, MAX)
+    known: Any = group.all_reduce(x, MAX, async_op=True)
+    known.wait_blocking()
+    at = known.cached.table.address
+    with captured(group) as (mine, runs):
+        group.all_reduce(x, MAX)
+        group.all_reduce(new, MAX)  # whose copy is allocated here
+    if group.size > 1:
+        ahead, behind = ((group.rank + step) % group.size for step in (1, -1))
+        sent, taken = ones(group), ones(group)
+        backend: Any = group.backend("cuda")
+        with backend.started.pending.lock:  # no link is formed meanwhile
+            works = [group.isend(sent, ahead), group.irecv(taken, behind)]
+            works.append(group.all_reduce(x, MAX, async_op=True))
+        for work in works:
+            work.wait_blocking()
+        del work, works
+    assert known.cached.table.address == at, "a deferred launch has its own"
+    for _ in range(3):
+        whole.fill_from(given[group.rank])
+        with cuda.on_device(device(group)):
+            call("cuGraphLaunch", runs[0], mine.handle)
+        mine.synchronize()
+        for each in (whole, other):
+            assert same_bits(cuda.to_host(each)[::2].copy(), total)
+
+
+def a_deferred_fold_breaks_no_capture(group: ProcessGroup) -> None:
+    """A fold that gets its room while the thread captures another stream."""
+    op = AVG.ordered
+    prepare(op, np.dtype("f4"))
+    given = [numbers(np.dtype("f4"), r, 2000) for r in range(group.size)]
+    x = put(group, given[group.rank])
+    backend: Any = group.backend("cuda")
+    with cuda.on_device(device(group)):
+        launches = backend.started
+    with launches.pending.lock:  # the thread that forms the communicator can't launch
+        work: Any = group.all_reduce(x, op, async_op=True)
+        launches.comm_streams.find("all").settled.wait()
+        with captured(group):
+            launches.pump()
+        assert work.submitted.is_set()
+    work.wait_blocking()
+    check(x, reference.fold(given, op))
+
+
 def a_graph_repeats_its_folds(group: ProcessGroup) -> None:
     prepare(affine, AFFINE)
     given = [records(AFFINE, rank, 100) for rank in range(group.size)]
@@ -282,20 +410,18 @@ def a_graph_repeats_its_folds(group: ProcessGroup) -> None:
         group.all_reduce(x, affine)
     cuda.synchronize(device(group))
     x.fill_from(given[group.rank])
-    mine = cuda.Stream(device(group))
-    relaxed = driver().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-    with cuda.on_device(device(group)), cuda.stream(mine):
-        call("cuStreamBeginCapture", mine.handle, relaxed)
+    with captured(group) as (mine, runs):
         group.all_reduce(x, affine)
-        with pytest.raises(ValueError, match="all_reduce: call with these arrays before"):
-            group.all_reduce(other, affine)
-        runs = call("cuGraphInstantiate", call("cuStreamEndCapture", mine.handle), 0)
-        check(x, given[group.rank])
-        for _ in range(3):
-            x.fill_from(given[group.rank])
-            call("cuGraphLaunch", runs, mine.handle)
-            mine.synchronize()
-            check(x, reference.fold(given, affine))
+        group.all_reduce(other, affine)  # for the first time
+    check(x, given[group.rank])
+    for _ in range(3):
+        for array in (x, other):
+            array.fill_from(given[group.rank])
+        with cuda.on_device(device(group)):
+            call("cuGraphLaunch", runs[0], mine.handle)
+        mine.synchronize()
+        for array in (x, other):
+            check(array, reference.fold(given, affine))
 
 
 def ranks_of_a_subgroup_fold_in_its_order(group: ProcessGroup) -> None:
@@ -353,6 +479,10 @@ FOLDING: Sequence[Callable[[ProcessGroup], None]] = [
     a_block_and_its_plan_fold_in_order,
     works_of_folds_are_works,
     a_graph_repeats_its_folds,
+    launches_share_a_room_that_grows,
+    a_graph_has_room_of_its_own,
+    a_deferred_launch_leaves_a_graph_its_memory,
+    a_deferred_fold_breaks_no_capture,
     ranks_of_a_subgroup_fold_in_its_order,
     folds_are_refused_before_anything_is_sent,
 ]

@@ -46,8 +46,8 @@ def scatter_single(rank: int, count: int) -> Scatter:
 
 def names(op: Op, rank: int, has: bool) -> set[Any]:
     validate(op, rank, SIZE)
-    place = CallContext(rank, SIZE, lambda _: has, lambda *_: 0, 0)
-    return {call[0] for call in calls_of(op, place)}
+    context = CallContext(rank, SIZE, lambda _: has, lambda *_: 0, 0)
+    return {call[0] for call in calls_of(op, context)}
 
 
 @pytest.mark.parametrize("rank", range(SIZE))
@@ -69,10 +69,10 @@ def test_no_elements_are_no_calls(has: bool) -> None:
 
 def fold(op: Op, rank: int, size: int) -> OperationCalls:
     validate(op, rank, size)
-    place = CallContext(
-        *(rank, size, lambda _: True, lambda *_: 0, 0), kernel=lambda *_: 7, room=lambda _: 1 << 40
+    context = CallContext(
+        *(rank, size, lambda _: True, lambda *_: 0, 0), kernel=lambda *_: 7, room=1 << 40
     )
-    return all_calls_of(op, place)
+    return all_calls_of(op, context)
 
 
 def moved(calls: Sequence[Call], name: str) -> dict[int, int]:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import nc10d
 from nc10d.arrays.dtypes import DType, ElementKind, element_of
-from nc10d.kernels import cache
+from nc10d.kernels import cache, reduce
 from nc10d.kernels.own.own_reduce import own_kernel
 from nc10d.kernels.reduce import kernel_address
 from nc10d.ops import ReduceOp
@@ -170,6 +170,21 @@ def test_a_function_may_call_others_and_read_constants() -> None:
         return scaled(a) + b * power
 
     assert combined(weighted, *np.ones((2, 5), "f4"), "a", 0).tolist() == [3.25] * 5
+
+
+def test_equal_functions_made_again_have_one_kernel() -> None:
+    known = reduce._kernels, reduce._addresses, cache._compiled
+    sizes = []
+    for _ in range(100):
+
+        @nc10d.reduction("f4")
+        def again(a: Any, b: Any) -> Any:
+            return a + b * np.float32(0.25)
+
+        kernel(again, np.float32)
+        sizes.append([*map(len, known)])
+        del again
+    assert sizes[0] == sizes[-1]
 
 
 def test_arrays_of_another_shape_are_another_type() -> None:

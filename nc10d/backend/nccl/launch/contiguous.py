@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 from nc10d.arrays.access import access, arrays_of
 from nc10d.arrays.buffer import Buffer, as_buffer
+from nc10d.arrays.dtypes import ElementType
 from nc10d.arrays.fields import Fields
-from nc10d.arrays.interop import map_arrays
 from nc10d.cuda.driver import address, driver
-from nc10d.cuda.memory import DeviceArray, empty
-from nc10d.ops import Array, Op
+from nc10d.cuda.memory import DeviceArray, reserve
+from nc10d.ops import Op
 from nc10d.ops.facts import facts_of, name_of
 
 MOST = 4096
@@ -101,9 +101,7 @@ Row = tuple[int, int]
 class ContiguousCopies:
     """A launch on contiguous arrays: `ops` has copies in place of strided arrays."""
 
-    # `before` and `behind` return the calls that make the copies and write them back, for
-    # operations by their places. `kept` must live as long as the launch. The object never refers to
-    # the caller's arrays.
+    # `kept` must live as long as the launch; it never refers to the caller's arrays.
 
     def __init__(self, ops: Sequence[Op], rank: int, device: int) -> None:
         self._rank = rank
@@ -118,58 +116,53 @@ class ContiguousCopies:
             self.ops = [self._on_copies(op) for op in ops]
 
     def _on_copies(self, op: Op) -> Op:
+        facts = facts_of(op)
         try:
-            joined = {name: self._joined(getattr(op, name)) for name in facts_of(op).arrays}
-            return map_arrays(facts_of(op).replace(op, **joined), self._copy_if_strided)
+            copies = {name: self._on_copy(getattr(op, name)) for name in facts.arrays}
         except ValueError as error:
             raise ValueError(f"{name_of(op)}: {error}") from None
+        return facts.replace(op, **copies)
 
-    def _copy_if_strided(self, x: Array) -> Array:
-        found = as_buffer(x)
-        return x if found.contiguous or found.device != "cuda" else self._copy(found)
-
-    def _joined(self, xs: Any) -> Any:
-        """Return an argument with records in place of fields."""
-        if isinstance(xs, list):
-            return [self._joined(x) for x in xs]
-        return self._records(xs) if isinstance(xs, Fields) else xs
+    def _on_copy(self, xs: Any) -> Any:
+        """Return an argument with copies in place of strided arrays, and records of fields."""
+        if isinstance(xs, (list, tuple)):
+            return [self._on_copy(x) for x in xs]
+        if isinstance(xs, Fields):
+            return self._records(xs)
+        found = None if xs is None else as_buffer(xs)
+        if found is None or found.contiguous or found.device != "cuda":
+            return xs
+        return self._copy(found)
 
     def _records(self, x: Fields) -> DeviceArray:
         if not all(part.contiguous and part.device == "cuda" for part in x.buffers):
             raise ValueError("fields lie in contiguous arrays on the device: pass copies")
-        key = (x.element, x.count, *(part.address for part in x.buffers))
-        made = self._copies.get(key)
-        if made is None:
-            made = self._copies[key] = empty(x.count, x.element, self._device)
-        return made
+        return self._made((x.count,), x.element, *(part.address for part in x.buffers))
 
     def _copy(self, x: Buffer) -> DeviceArray:
-        key = (x.address, x.shape, x.strides, x.dtype)
-        made = self._copies.get(key)
-        if made is None:
-            if piece_count(x) > MOST:
-                raise ValueError(
-                    f"an array of shape {x.shape} and strides {x.strides} lies in "
-                    f"{piece_count(x)} pieces, more than {MOST}: copy it, and copy back what comes"
-                )
-            made = self._copies[key] = empty(x.shape, x.dtype, self._device)
-        return made
+        if piece_count(x) > MOST:
+            raise ValueError(
+                f"an array of shape {x.shape} and strides {x.strides} lies in "
+                f"{piece_count(x)} pieces, more than {MOST}: copy it, and copy back what comes"
+            )
+        return self._made(x.shape, x.dtype, x.address, x.strides)
 
-    def before(self, places: Sequence[int]) -> list[Row]:
-        """Return the calls that copy the arrays that operations read."""
-        return list(self._rows(places, 0))
+    def _made(self, shape: tuple[int, ...], element: ElementType, *places: object) -> DeviceArray:
+        """Return the copy of what lies at these places."""
+        key = (shape, element, *places)
+        if key not in self._copies:
+            self._copies[key] = reserve(shape, element, self._device)
+        return self._copies[key]
 
-    def behind(self, places: Sequence[int]) -> list[Row]:
-        """Return the calls that write back the arrays that operations write."""
-        return list(self._rows(places, 1))
-
-    def _rows(self, places: Sequence[int], side: int) -> Iterator[Row]:
-        """Yield the calls for the arrays that operations read (0) or write (1)."""
+    def rows(self, places: Sequence[int], side: int) -> list[Row]:
+        """Return calls that copy what operations read (0), or write back what they write (1)."""
+        made: list[Row] = []
         for place in places if self._copies else ():
             for array, copy, piece in self._pieces(self._given[place], side):
                 rectangle = _rectangle(piece, array, copy, back=side == 1)
                 self._rectangles.append(rectangle)
-                yield address("cuMemcpy2DAsync_v2"), int(rectangle.getPtr())
+                made.append((address("cuMemcpy2DAsync_v2"), int(rectangle.getPtr())))
+        return made
 
     def _pieces(self, op: Op, side: int) -> Iterator[tuple[int, int, Piece]]:
         """Yield the address of an array, that of its copy, and a piece of both."""

@@ -37,11 +37,13 @@ class CachedLaunch:
     # `receives` is true if the launch has receives, whose senders are the result; `blocks` if there
     # is a barrier, for which the host waits too. `messages` are peer and tag of the sends, and of
     # the receives; None without any. `default_stream` is the current stream for the first array
-    # unless the user chooses a stream; None: to be looked up.
+    # unless the user chooses a stream; None: to be looked up. `room_nbytes` is the room that
+    # folds need.
 
     __slots__ = (
         *("_freed", "_ids", "_refs", "_descriptions"),
-        *("blocks", "default_stream", "comm_streams", "messages", "table", "receives"),
+        *("blocks", "comm_streams", "default_stream", "messages"),
+        *("receives", "room_nbytes", "table"),
     )
 
     def __init__(self, comm_streams: tuple[CommStream, ...], batch: Sequence[ops.Op]) -> None:
@@ -54,6 +56,7 @@ class CachedLaunch:
         takes = () if uniform else [_sender(op) for op in batch if type(op) is ops.Recv]
         self.messages = (sends, takes) if sends or takes else None
         self.table: LaunchTable | None = None
+        self.room_nbytes = 0
         self._freed: list[object] = []
         self._ids = array("q")
         self._refs: Sequence[Callable[[], object]] = ()

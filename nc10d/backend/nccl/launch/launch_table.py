@@ -239,9 +239,7 @@ def grouped(groups: Sequence[Grouped], comm_streams: tuple[CommStream, ...]) -> 
     def add(rows: TableRows) -> None:
         for number, group in enumerate(groups):
             if number:
-                rows.extend(
-                    _in_step(comm_streams, address("cuEventRecord"), address("cuStreamWaitEvent"))
-                )
+                rows.extend(_in_step(comm_streams))
             for comm_stream, copies in zip(comm_streams, group.before, strict=True):
                 rows.on(comm_stream, copies)
             calls, kernels, gathers = group.placed
@@ -254,8 +252,9 @@ def grouped(groups: Sequence[Grouped], comm_streams: tuple[CommStream, ...]) -> 
     return add
 
 
-def _in_step(comm_streams: Sequence[CommStream], record: int, wait: int) -> Iterable[Row]:
+def _in_step(comm_streams: Sequence[CommStream]) -> Iterable[Row]:
     """Make the streams wait for each other."""
+    record, wait = address("cuEventRecord"), address("cuStreamWaitEvent")
     if len(comm_streams) > 1:
         yield from ((record, comm_stream.event, comm_stream.stream) for comm_stream in comm_streams)
         for comm_stream in comm_streams:

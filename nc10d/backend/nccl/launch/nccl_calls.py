@@ -36,7 +36,7 @@ class CallContext:
     # `premul_op` returns the operator for a PREMUL_SUM by factor, NCCL's type and nc10d's.
     # `scratch` is the address of 4 bytes on the device for barriers. Without `fp8`, this NCCL or
     # this device reduces no 8-bit floats. `kernel` returns the handle of the kernel that folds such
-    # elements, `room` the address of so many bytes on the device.
+    # elements; `room` is the address of the memory that a fold needs.
 
     rank: int
     size: int
@@ -45,15 +45,15 @@ class CallContext:
     scratch: int
     fp8: bool = True
     kernel: Callable[[ReductionKind, ElementType], int] = lambda *_: 0
-    room: Callable[[int], int] = lambda _: 0
+    room: int = 0
 
 
-def calls_of(op: ops.Op, place: CallContext) -> list[Call]:
+def calls_of(op: ops.Op, context: CallContext) -> list[Call]:
     """Return the calls for a validated operation; calls that would move nothing are left out."""
     # TypeError or ValueError for operations, arrays and reductions that NCCL can't take.
     if type(op) not in CALLS:
         raise TypeError(f"NCCL has no {name_of(op)}: the CPU's backend has it, on host memory")
-    return moving(CALLS[type(op)](op, place))
+    return moving(CALLS[type(op)](op, context))
 
 
 def moving(calls: Iterable[Call]) -> list[Call]:
@@ -87,70 +87,70 @@ def flat(op: ops.Op, x: Array, element: ElementType | None = None) -> Buffer:
     return found
 
 
-def _flats(op: ops.Op, arrays: Arrays) -> list[Buffer]:
-    return [flat(op, x) for x in arrays]
+def _flats(op: ops.Op, arrays: Arrays, element: ElementType | None = None) -> list[Buffer]:
+    return [flat(op, x, element) for x in arrays]
 
 
-def _reducing(op: Any, x: Buffer, place: CallContext) -> tuple[int, int, int]:
+def _reducing(op: Any, x: Buffer, context: CallContext) -> tuple[int, int, int]:
     """Return count, type and operator for a reduction of `x`."""
     how: ops.ReduceOp = op.op
-    if x.dtype in FP8 and not place.fp8:
+    if x.dtype in FP8 and not context.fp8:
         raise TypeError(f"{name_of(op)}: {x.dtype.label} needs {FP8_NEEDS}")
     found = reduction(scalar(x.dtype), how)
     if found.op is not None:
         return x.count * found.elements, found.datatype, found.op
     assert how.factor is not None, "PREMUL_SUM has a factor"
-    operator = place.premul_op(how.factor, found.datatype, found.scalar)
+    operator = context.premul_op(how.factor, found.datatype, found.scalar)
     return x.count * found.elements, found.datatype, operator
 
 
-def _all_reduce(op: ops.AllReduce, place: CallContext) -> Iterator[Call]:
+def _all_reduce(op: ops.AllReduce, context: CallContext) -> Iterator[Call]:
     x = flat(op, op.x)
-    yield "ncclAllReduce", x.address, x.address, *_reducing(op, x, place)
+    yield "ncclAllReduce", x.address, x.address, *_reducing(op, x, context)
 
 
-def _reduce(op: ops.Reduce, place: CallContext) -> Iterator[Call]:
+def _reduce(op: ops.Reduce, context: CallContext) -> Iterator[Call]:
     x = flat(op, op.x)
-    out = x.address if place.rank == op.root else 0
-    yield "ncclReduce", x.address, out, *_reducing(op, x, place), op.root
+    out = x.address if context.rank == op.root else 0
+    yield "ncclReduce", x.address, out, *_reducing(op, x, context), op.root
 
 
-def _broadcast(op: ops.Broadcast, place: CallContext) -> Iterator[Call]:
+def _broadcast(op: ops.Broadcast, context: CallContext) -> Iterator[Call]:
     x = flat(op, op.x)
     yield "ncclBroadcast", x.address, x.address, x.nbytes, BYTES, op.root
 
 
-def _all_gather(op: ops.AllGather, place: CallContext) -> Iterator[Call]:
+def _all_gather(op: ops.AllGather, context: CallContext) -> Iterator[Call]:
     x = flat(op, op.inp)
     if not isinstance(op.out, (list, tuple)):
         yield "ncclAllGather", x.address, flat(op, op.out).address, x.nbytes, BYTES
         return
     for root, out in enumerate(_flats(op, op.out)):
-        source = x.address if root == place.rank else out.address
+        source = x.address if root == context.rank else out.address
         yield "ncclBroadcast", source, out.address, out.nbytes, BYTES, root
 
 
-def _reduce_scatter(op: ops.ReduceScatter, place: CallContext) -> Iterator[Call]:
+def _reduce_scatter(op: ops.ReduceScatter, context: CallContext) -> Iterator[Call]:
     out = flat(op, op.out)
     if not isinstance(op.inp, (list, tuple)):
-        how = _reducing(op, out, place)
+        how = _reducing(op, out, context)
         yield "ncclReduceScatter", flat(op, op.inp).address, out.address, *how
         return
     for root, x in enumerate(_flats(op, op.inp)):
-        to = out.address if root == place.rank else 0
-        yield "ncclReduce", x.address, to, *_reducing(op, x, place), root
+        to = out.address if root == context.rank else 0
+        yield "ncclReduce", x.address, to, *_reducing(op, x, context), root
 
 
-def _all_to_all(op: ops.AllToAll, place: CallContext) -> Iterator[Call]:
+def _all_to_all(op: ops.AllToAll, context: CallContext) -> Iterator[Call]:
     if isinstance(op.out, (list, tuple)):
         yield from _exchange(_spans(_flats(op, op.inp)), _spans(_flats(op, op.out)))
         return
     out, inp = flat(op, op.out), flat(op, op.inp)
-    if op.out_splits is None and op.in_splits is None and place.has("ncclAlltoAll"):
-        yield "ncclAlltoAll", inp.address, out.address, inp.nbytes // place.size, BYTES
+    if op.out_splits is None and op.in_splits is None and context.has("ncclAlltoAll"):
+        yield "ncclAlltoAll", inp.address, out.address, inp.nbytes // context.size, BYTES
     else:
-        sent = _pieces(inp, op.in_splits, place.size)
-        yield from _exchange(sent, _pieces(out, op.out_splits, place.size))
+        sent = _pieces(inp, op.in_splits, context.size)
+        yield from _exchange(sent, _pieces(out, op.out_splits, context.size))
 
 
 Span = tuple[int, int]
@@ -176,51 +176,53 @@ def _exchange(sent: Sequence[Span], got: Sequence[Span]) -> Iterator[Call]:
         yield "ncclRecv", address, nbytes, BYTES, peer
 
 
-def _gather(op: ops.Gather, place: CallContext) -> Iterator[Call]:
+def _gather(op: ops.Gather, context: CallContext) -> Iterator[Call]:
     x = flat(op, op.inp)
-    if op.even and place.has("ncclGather"):
+    if op.even and context.has("ncclGather"):
         out = 0 if op.out is None else flat(op, op.out).address
         yield "ncclGather", x.address, out, x.nbytes, BYTES, op.root
         return
     yield "ncclSend", x.address, x.nbytes, BYTES, op.root
     if op.out is not None:
-        for peer, (address, nbytes) in enumerate(chunks_of(op, op.out, place.size)):
+        for peer, (address, nbytes) in enumerate(chunks_of(op, op.out, context.size)):
             yield "ncclRecv", address, nbytes, BYTES, peer
 
 
-def _scatter(op: ops.Scatter, place: CallContext) -> Iterator[Call]:
-    if op.even and place.has("ncclScatter"):
+def _scatter(op: ops.Scatter, context: CallContext) -> Iterator[Call]:
+    if op.even and context.has("ncclScatter"):
         inp, x = 0 if op.inp is None else flat(op, op.inp).address, flat(op, op.out)
         yield "ncclScatter", inp, x.address, x.nbytes, BYTES, op.root
         return
     if op.inp is not None:
-        for peer, (address, nbytes) in enumerate(chunks_of(op, op.inp, place.size)):
+        for peer, (address, nbytes) in enumerate(chunks_of(op, op.inp, context.size)):
             yield "ncclSend", address, nbytes, BYTES, peer
     out = flat(op, op.out)
     yield "ncclRecv", out.address, out.nbytes, BYTES, op.root
 
 
-def chunks_of(op: ops.Op, arrays: Arrays, size: int) -> list[Span]:
-    """Return each rank's chunk of a list or of a flat array."""
+def chunks_of(
+    op: ops.Op, arrays: Arrays, size: int, element: ElementType | None = None
+) -> list[Span]:
+    """Return each rank's chunk of a list or of a flat array; see `flat`."""
     if isinstance(arrays, (list, tuple)):
-        return _spans(_flats(op, arrays))
-    x = flat(op, arrays)
+        return _spans(_flats(op, arrays, element))
+    x = flat(op, arrays, element)
     nbytes = x.nbytes // size
     return [(x.address + rank * nbytes, nbytes) for rank in range(size)]
 
 
-def _send(op: ops.Send, place: CallContext) -> Iterator[Call]:
+def _send(op: ops.Send, context: CallContext) -> Iterator[Call]:
     x = flat(op, op.x)
     yield "ncclSend", x.address, x.nbytes, BYTES, 1  # a link's sender is rank 0 there
 
 
-def _recv(op: ops.Recv, place: CallContext) -> Iterator[Call]:
+def _recv(op: ops.Recv, context: CallContext) -> Iterator[Call]:
     x = flat(op, op.x)
     yield "ncclRecv", x.address, x.nbytes, BYTES, 0
 
 
-def _barrier(op: ops.Barrier, place: CallContext) -> Iterator[Call]:
-    yield "ncclAllReduce", place.scratch, place.scratch, 1, INT32, SUM
+def _barrier(op: ops.Barrier, context: CallContext) -> Iterator[Call]:
+    yield "ncclAllReduce", context.scratch, context.scratch, 1, INT32, SUM
 
 
 CALLS: dict[type[Any], Callable[[Any, CallContext], Iterator[Call]]] = {

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import replace
 from operator import attrgetter
 from typing import TypeAlias
 
@@ -66,6 +68,7 @@ class LaunchPlanner:
         self._before = pool.take()
         self._joint = Stream(self.device, group.options.high_priority)
         self._scratch = memory.to_device(np.ones(1, np.int32), self.device)
+        self._room = self._scratch  # until a fold needs more
         self._fp8 = _reduces_fp8(group.library, self.device)
 
     def cached(self, ops: Sequence[Op], timeout: float) -> CachedLaunch:
@@ -123,25 +126,14 @@ class LaunchPlanner:
         calls = self._calls(copies.ops)
         comm_streams = dict.fromkeys(self._comm_streams.of(op, deadline) for op in ops)
         cached = CachedLaunch(tuple(comm_streams), ops)
+        cached.room_nbytes = sum(found.room_nbytes for found in calls)
         if all(comm_stream.comm is not None for comm_stream in comm_streams):
-            folds = any(found.kernels for found in calls)
-            if folds:
-                self._check_not_captured(ops)
             scales = any(getattr(getattr(op, "op", None), "factor", None) is not None for op in ops)
-            known = None if folds or scales else calls
-            cached.table = self._table_for(
-                ops, copies, cached.comm_streams, deadline, self._before, known
-            )
+            known = None if cached.room_nbytes or scales else calls
+            room = self._room_for(cached.room_nbytes)
+            cached.table = self._table_for(cached, ops, copies, deadline, self._before, room, known)
             self._cache.keep(key, ops, cached)
         return cached
-
-    def _check_not_captured(self, ops: Sequence[Op]) -> None:
-        """Raise ValueError if the current stream is captured, where no memory can be allocated."""
-        if memory.in_capture(memory.current_stream_key(first_array(ops), self.device)):
-            text = (
-                "call with these arrays before capturing a graph: a fold needs room on the device"
-            )
-            raise ValueError(f"{name_of(ops[0])}: {text}")
 
     def _check_device(self, op: Op) -> None:
         x = first_array((op,))
@@ -154,29 +146,48 @@ class LaunchPlanner:
         self,
         ops: Sequence[Op],
         premul_op: Callable[[float, int, DType], int] = lambda *_: 0,
-        room: Callable[[int], int] = lambda _: 0,
+        room: int = 0,
     ) -> list[OperationCalls]:
         group, scratch = self._group, self._scratch.address
         has, kernel = group.library.has, self._kernel
-        place = CallContext(
+        context = CallContext(
             group.rank, group.size, has, premul_op, scratch, self._fp8, kernel, room
         )
-        return [all_calls_of(op, place) for op in ops]
+        calls = list[OperationCalls]()
+        for op in ops:
+            calls.append(found := all_calls_of(op, context))
+            if found.room_nbytes:
+                context = replace(context, room=context.room + found.room_nbytes)
+        return calls
 
     def _kernel(self, kind: ReductionKind, element: ElementType) -> int:
         """Return the kernel that folds such elements; UnsupportedPlatform without a compiler."""
         return load_kernel(self.device, fold_ptx(kind, element, capability(self.device)))
 
-    def table(
-        self,
-        ops: Sequence[Op],
-        comm_streams: tuple[CommStream, ...],
-        deadline: Deadline,
-        before: int,
-    ) -> LaunchTable:
-        """Lay out a checked, deferred launch on formed communicators; `before` is recorded."""
+    def again(
+        self, cached: CachedLaunch, ops: Sequence[Op], deadline: Deadline, before: int | None
+    ) -> CachedLaunch:
+        """Return a deferred launch, which has recorded `before`, with a table; or one for a graph.
+
+        A graph may run beside other launches, so it gets room of its own.
+        """
+        graph, needed = before is None, cached.room_nbytes
+        room = self._new_room(needed) if graph else self._room_for(needed)
         copies = ContiguousCopies(ops, self._group.rank, self.device)
-        return self._table_for(ops, copies, comm_streams, deadline, before)
+        made = copy(cached)  # others use its table
+        made.table = self._table_for(made, ops, copies, deadline, before or self._before, room)
+        return made
+
+    def _room_for(self, nbytes: int) -> memory.DeviceArray:
+        """Return the room for folds, which take turns on their stream; it grows to `nbytes`."""
+        # A table keeps the room that it uses. Outgrown rooms have together at most twice the bytes
+        # of the present one.
+        if nbytes > self._room.nbytes:
+            self._room = self._new_room(max(nbytes, self._room.nbytes * 3 // 2))
+        return self._room
+
+    def _new_room(self, nbytes: int) -> memory.DeviceArray:
+        return memory.reserve((nbytes,), DType.UINT8, self.device)
 
     def caller_of(self, comm_streams: tuple[CommStream, ...]) -> Caller:
         """Return a launch's caller: peers compare launches with a collective."""
@@ -185,35 +196,31 @@ class LaunchPlanner:
 
     def _table_for(
         self,
+        cached: CachedLaunch,
         ops: Sequence[Op],
         copies: ContiguousCopies,
-        comm_streams: tuple[CommStream, ...],
         deadline: Deadline,
         before: int,
+        room: memory.DeviceArray,
         calls: Sequence[OperationCalls] | None = None,
     ) -> LaunchTable:
-        rooms: list[memory.DeviceArray] = []
-
-        def room(nbytes: int) -> int:
-            rooms.append(memory.empty(nbytes, DType.UINT8, self.device))
-            return rooms[-1].address
-
-        calls = calls or self._calls(copies.ops, self._premul_op, room)
+        comm_streams = cached.comm_streams
+        calls = calls or self._calls(copies.ops, self._premul_op, room.address)
         stream_of_op = [self._comm_streams.of(op, deadline) for op in ops]
         groups = []
         for group in in_groups(ops):
             placed = [
-                [Placed(stream_of_op[at], call, at) for at in group for call in calls[at][step]]
-                for step in range(len(OperationCalls._fields))
+                [Placed(stream_of_op[at], call, at) for at in group for call in step(calls[at])]
+                for step in map(attrgetter, ("calls", "kernels", "gathers"))
             ]
             by_stream = [
                 [at for at in group if stream_of_op[at] is comm_stream]
                 for comm_stream in comm_streams
             ]
             if any(placed):
-                around = list(map(copies.before, by_stream)), list(map(copies.behind, by_stream))
+                around = ([copies.rows(places, side) for places in by_stream] for side in (0, 1))
                 groups.append(Grouped(placed, *around))
-        body, kept = grouped(groups, comm_streams), (copies.kept, rooms)
+        body, kept = grouped(groups, comm_streams), (copies.kept, room)
         return self._table_of(CallText(compared(ops)), comm_streams, before, body, kept)
 
     def _table_of(
