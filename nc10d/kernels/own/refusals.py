@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from numba.core import errors
+from numba import errors, types
 
 from nc10d.ops.own_reductions import Function
 
