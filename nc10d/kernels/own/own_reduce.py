@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections import namedtuple
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +32,7 @@ from typing import Any, TypeAlias
 import numba
 import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import errors, types
 from numba.core import cgutils
 from numba.extending import intrinsic, lower_cast
 from numba.np.numpy_support import from_dtype
@@ -40,13 +40,14 @@ from numba.np.numpy_support import from_dtype
 from nc10d.arrays.dtypes import DType, ElementKind, ElementType, RecordType, alignment
 from nc10d.kernels import simd
 from nc10d.kernels.loops import compile_kernel
-from nc10d.kernels.own.refusals import RAISES, fault_of, line_of_raise, quoting, refusal, refusals
+from nc10d.kernels.own.refusals import RAISES, fault_of, line_of, quoting, refusal, refusals
 from nc10d.kernels.simd import I8, I32, I64, Builder, Value, pointer_to
 from nc10d.ops.own_reductions import Function, OwnReduction, copied
 
 MOST_BYTES = 520
 """The most bytes of a record that a function combines."""
 _OPERANDS = {"step": 2, "map": 1, "finish": 1}
+_NOT_PLAIN = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _WIDEST_ALIGN = 16
 _AT_ONCE = 8
 _BYTES = I8.as_pointer()
@@ -78,6 +79,8 @@ def _form_of(
     function: Function, operands: int, element: ElementType, aligned: bool
 ) -> tuple[Form, bool]:
     """Return how a function sees elements, and whether it writes to its last parameter."""
+    if function.__code__.co_flags & _NOT_PLAIN:
+        raise refusal(function, "it must be a plain function: without async def and yield")
     given = len(inspect.signature(function).parameters)
     if given not in (operands, operands + 1):
         must = f"it must have {operands} parameters, or one more to write to"
@@ -167,11 +170,8 @@ class _Fields:
 
     @property
     def argument(self) -> types.Type:
-        names = [field.name for field in self.record.fields]
-        try:
-            kind = namedtuple("Record", names)  # type: ignore[misc]
-        except ValueError as error:
-            raise TypeError(f"fields can't be read as attributes: {error}") from None
+        # No namedtuple, which refuses names that begin with an underscore.
+        kind = type("Record", (tuple,), {"_fields": [field.name for field in self.record.fields]})
         return types.NamedTuple([number.argument for number, _ in self._numbers()], kind)
 
     @property
@@ -287,13 +287,18 @@ def compile_on_cpu(function: Function, arguments: tuple[types.Type, ...]) -> Any
     with quoting(function):
         compiled.compile(arguments)
     (result,) = compiled.overloads.values()
+    kind, in_memory = result.signature.return_type, isinstance(arguments[0], types.Record)
+    if isinstance(kind, types.Optional):
+        raise refusal(function, "a branch returns nothing")
     fault = fault_of(result)
     if fault is not None:
         # Compiled again, with lines, only for the message.
         (lined,) = _with_lines(function, arguments).overloads.values()
-        line = line_of_raise(function) if fault[0] == RAISES else 0
-        raise refusal(function, fault[0], line or (fault_of(lined) or fault)[1])
-    if result.signature.return_type == types.none:
+        why, line = fault[0], line_of(function, "RAISE_VARARGS") if fault[0] == RAISES else 0
+        if not line and in_memory:
+            why += "; for arrays of a record write a loop over their elements"
+        raise refusal(function, why, line or (fault_of(lined) or fault)[1])
+    if in_memory and kind == types.none:
         known = result.library._final_module.get_function(result.fndesc.llvm_func_name)
         *_, last = given = [each for each in known.arguments if each.name.startswith("arg.")]
         if not all({b"readonly", b"readnone"} & {*x.attributes} for x in given if x is not last):
@@ -303,7 +308,9 @@ def compile_on_cpu(function: Function, arguments: tuple[types.Type, ...]) -> Any
 
 def _with_lines(function: Function, arguments: tuple[types.Type, ...]) -> Any:
     again = _jitted(function, debug=True)
-    again.compile(arguments)
+    with warnings.catch_warnings():  # that the source can't be read
+        warnings.simplefilter("ignore", errors.NumbaDebugInfoWarning)
+        again.compile(arguments)
     return again
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from numba import errors, types
+from numba import errors
 
 from nc10d.ops.own_reductions import Function
 
@@ -50,7 +50,7 @@ def quoting(function: Function) -> Iterator[None]:
         reason = text.partition("pipeline (step:")[2].partition("\n")[2] or text
         reason = re.split(r"\n\s*(?:\n|File|During)", reason, maxsplit=1)[0]
         places = re.findall(rf'File "[^"]*{re.escape(_file(function))}", line (\d+)', text)
-        line = int(places[0]) if places else 0
+        line = int(places[0]) if places else _line_of_unknown(function, reason)
         raise refusal(function, " ".join(reason.split())[:_MOST_REASON], line) from error
 
 
@@ -69,6 +69,8 @@ def fault_of(result: Any) -> tuple[str, int] | None:
             if instruction.opcode not in ("call", "invoke"):
                 continue
             callee = [*instruction.operands][-1]
+            if callee.name == "NRT_Allocate":  # an error's arguments; other objects are counted
+                return RAISES, line
             if _REFUSED.match(callee.name):
                 allocates = callee.name.startswith("NRT_")
                 return "it allocates memory" if allocates else "it calls the interpreter", line
@@ -78,12 +80,17 @@ def fault_of(result: Any) -> tuple[str, int] | None:
     return None
 
 
-def line_of_raise(function: Function) -> int:
-    """Return the line of the first raise statement, 0 if there is none."""
+def line_of(function: Function, opname: str, name: str = "") -> int:
+    """Return the line of the first such instruction, with this name if given; 0 if none."""
     for each in dis.get_instructions(function):
-        if each.opname == "RAISE_VARARGS" and each.positions is not None:
+        if each.opname == opname and name in ("", each.argval) and each.positions is not None:
             return each.positions.lineno or 0
     return 0
+
+
+def _line_of_unknown(function: Function, reason: str) -> int:
+    name = re.match(r"NameError: name '(\w+)'", reason.strip())
+    return line_of(function, "LOAD_GLOBAL", name[1]) if name else 0
 
 
 def _line(instruction: str, module: str) -> int:
@@ -98,8 +105,8 @@ def refusal(function: Function, why: str, line: int = 0) -> TypeError:
     code = function.__code__
     line = line or code.co_firstlineno
     quoted = linecache.getline(code.co_filename, line).strip()
-    place = f"{_file(function)}, line {line}"
-    return TypeError(f"{function.__name__} can't be a reduction: {why}\n  {place}: {quoted}")
+    place = f"{_file(function)}, line {line}" + (f": {quoted}" if quoted else "")
+    return TypeError(f"{function.__name__} can't be a reduction: {why}\n  {place}")
 
 
 def _file(function: Function) -> str:
