@@ -130,6 +130,11 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: dist.all_reduce((np.zeros(3, "i4"), np.zeros(3, "f4")), best),
         "best reduces",
     ),
+    "a large row": (
+        lambda: dist.all_reduce(np.zeros((2, 129)), dist.softmax_merge(128)),
+        "d at most 64 for float64; not arrays of float64 .last dimension 129",
+    ),
+    "not called": (lambda: dist.all_reduce(np.zeros(3), dist.topk), r"nc10d.topk\(...\)$"),
     "tuple for SUM": (lambda: dist.all_reduce((np.zeros(3), np.zeros(3))), "got a tuple"),
     "no identity": (lambda: dist.exscan(made(Best, 1, 0), best, identity=True), "no identity"),
     "nested": (lambda: dist.broadcast(np.zeros(3, [("p", Best)]), 0), "'p' is structured"),

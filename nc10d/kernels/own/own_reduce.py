@@ -42,10 +42,8 @@ from nc10d.kernels import simd
 from nc10d.kernels.loops import compile_kernel
 from nc10d.kernels.own.refusals import RAISES, fault_of, line_of, quoting, refusal, refusals
 from nc10d.kernels.simd import I8, I32, I64, Builder, Value, pointer_to
-from nc10d.ops.own_reductions import Function, OwnReduction, copied
+from nc10d.ops.own_reductions import MOST_BYTES, Function, OwnReduction, copied
 
-MOST_BYTES = 520
-"""The most bytes of a record that a function combines."""
 _OPERANDS = {"step": 2, "map": 1, "finish": 1}
 _NOT_PLAIN = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _WIDEST_ALIGN = 16
@@ -92,7 +90,7 @@ def _form_of(
         if writes:
             raise refusal(function, "a number can't be written to: return the result")
         return _Number(element, _alignment(element, 0, element.itemsize, aligned)), False
-    if not writes and all(field.is_scalar for field in element.fields):
+    if not writes and not any(field.shape for field in element.fields):
         return _Fields(element, aligned), False
     return _InMemory(element, aligned), writes
 
@@ -137,7 +135,8 @@ class _Number:
             whole.real, whole.imag = parts
             return whole._getvalue()
         if self.dtype in simd.WIDEN:
-            return _of_one(b, simd.WIDEN[self.dtype](b, _as_one(b, parts[0])))
+            wide = simd.WIDEN[self.dtype](b, simd.spread(b, parts[0], 1))
+            return b.extract_element(wide, I32(0))
         if self.dtype is DType.BOOL:  # a byte of a user's array may hold anything
             return b.icmp_unsigned("!=", parts[0], I8(0))
         return parts[0]
@@ -151,7 +150,8 @@ class _Number:
             whole = cgutils.create_struct_proxy(self.argument)(context, b, value=value)
             parts = [whole.real, whole.imag]
         elif self.dtype in simd.NARROW:
-            parts = [_of_one(b, simd.NARROW[self.dtype](b, _as_one(b, value)))]
+            narrow = simd.NARROW[self.dtype](b, simd.spread(b, value, 1))
+            parts = [b.extract_element(narrow, I32(0))]
         elif self.dtype is DType.BOOL:
             parts = [b.zext(value, I8)]
         for place, part in zip(self._places(b, at), parts, strict=True):
@@ -248,15 +248,6 @@ Form: TypeAlias = _Number | _Fields | _InMemory
 `argument` is an argument's type, `result` the proper result in words, `takes` whether `store` takes
 a result with a type.
 """
-
-
-def _as_one(b: Builder, value: Value) -> Value:
-    empty = ir.Constant(simd.vector(value.type, 1), ir.Undefined)
-    return b.insert_element(empty, value, I32(0))
-
-
-def _of_one(b: Builder, value: Value) -> Value:
-    return b.extract_element(value, I32(0))
 
 
 def move(b: Builder, to: Value, at: Value, nbytes: int, aligned: bool) -> None:
@@ -363,7 +354,7 @@ def own_part(
             move(b, to, out, item, aligned)
             return
         result = compute(b, values)
-        if isinstance(form, _Fields) and form.record.rest:
+        if isinstance(form, _Fields) and form.record.padded:
             move(b, to, places[0], item, aligned)
         form.store(context, b, result, signature.return_type, to, access)
 

@@ -27,13 +27,11 @@ def refusals() -> Iterator[None]:
     """Raise a function's own TypeError in place of Numba's error, which speaks of the loop."""
     try:
         yield
-    except TypeError as error:
-        raise TypeError(*error.args) from None  # without Numba's many frames
-    except errors.NumbaError as error:
+    except (TypeError, errors.NumbaError) as error:
         cause: BaseException | None = error
         while cause is not None:
             if type(cause) is TypeError:
-                raise TypeError(*cause.args) from None
+                raise TypeError(*cause.args) from None  # without Numba's many frames
             cause = cause.__cause__ or cause.__context__
         raise
 
@@ -49,8 +47,11 @@ def quoting(function: Function) -> Iterator[None]:
         text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
         reason = text.partition("pipeline (step:")[2].partition("\n")[2] or text
         reason = re.split(r"\n\s*(?:\n|File|During)", reason, maxsplit=1)[0]
-        places = re.findall(rf'File "[^"]*{re.escape(_file(function))}", line (\d+)', text)
-        line = int(places[0]) if places else _line_of_unknown(function, reason)
+        file = re.escape(Path(function.__code__.co_filename).name)
+        places = re.findall(rf'File "[^"]*{file}", line (\d+)', text)
+        unknown = re.search(r"NameError: name '(\w+)'", reason)
+        line = int(places[0]) if places else 0
+        line = line_of(function, "LOAD_GLOBAL", unknown[1]) if unknown else line
         raise refusal(function, " ".join(reason.split())[:_MOST_REASON], line) from error
 
 
@@ -88,11 +89,6 @@ def line_of(function: Function, opname: str, name: str = "") -> int:
     return 0
 
 
-def _line_of_unknown(function: Function, reason: str) -> int:
-    name = re.match(r"NameError: name '(\w+)'", reason.strip())
-    return line_of(function, "LOAD_GLOBAL", name[1]) if name else 0
-
-
 def _line(instruction: str, module: str) -> int:
     """Return the source line of an instruction, 0 if unknown."""
     place = re.search(r"!dbg (![0-9]+)", instruction)
@@ -105,9 +101,5 @@ def refusal(function: Function, why: str, line: int = 0) -> TypeError:
     code = function.__code__
     line = line or code.co_firstlineno
     quoted = linecache.getline(code.co_filename, line).strip()
-    place = f"{_file(function)}, line {line}" + (f": {quoted}" if quoted else "")
+    place = f"{Path(code.co_filename).name}, line {line}" + (f": {quoted}" if quoted else "")
     return TypeError(f"{function.__name__} can't be a reduction: {why}\n  {place}")
-
-
-def _file(function: Function) -> str:
-    return Path(function.__code__.co_filename).name
