@@ -117,6 +117,17 @@ def test_equal_functions_are_one_reduction_wherever_they_are_made() -> None:
     run_ranks(alike, 2)
 
 
+def finished(group: ProcessGroup) -> None:
+    op = dist.reduction("f8", finish=lambda a: a + 10, identity=0)(lambda a, b: a + b)
+    x = np.ones(2)
+    dist.exscan(x, op, identity=True)
+    assert x.tolist() == [0 if group.rank == 0 else 10 + group.rank] * 2
+
+
+def test_an_identity_is_given_as_it_is() -> None:
+    run_ranks(finished, 2)
+
+
 MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "dtype": (lambda: dist.all_reduce(np.zeros(3), best), "best reduces {value: float32"),
     "sum": (lambda: dist.all_reduce(np.zeros(3, Best)), "nc10d.reduction"),
