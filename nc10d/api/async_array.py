@@ -1,11 +1,12 @@
 """AsyncCollectiveArray: an array that is still being received, and waits when it is first used.
 
-Contract: each has its own Work. Shape and dtype are known at once. Every use of elements waits:
-operators, indexing, NumPy's and torch's functions, DLPack, `__cuda_array_interface__`, printing.
-The results are plain arrays; so are copies, pickles, and arrays received inside objects. On the CPU
-waiting blocks; on a GPU it orders streams, as `Work.wait` does. Nobody waits for an array that is
-dropped unused, since peers may first need other calls of this rank. The memory lives until the
-collective has ended; the next functional call warns if that has failed.
+Contract: each has a Work, the fields of one call the same. Shape and dtype are known at once. Every
+use of elements waits: operators, indexing, NumPy's and torch's functions, DLPack,
+`__cuda_array_interface__`, printing. The results are plain arrays; so are copies, pickles, and
+arrays received inside objects. On the CPU waiting blocks; on a GPU it orders streams, as
+`Work.wait` does. Nobody waits for an array that is dropped unused, since peers may first need other
+calls of this rank. The memory lives until the collective has ended; the next functional call warns
+if that has failed.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class AsyncCollectiveArray:
 
     def __getattr__(self, name: str) -> Any:
         # Also for attributes that only some arrays have: __cuda_array_interface__ and others.
-        if name.startswith("_") and not name.startswith("__"):
+        private = name.startswith("_") and not name.startswith("__")
+        if private or name == "__array_struct__":  # which forgets the fields of records
             raise AttributeError(name)
         value = getattr(self._array, name)
         return value if name in _METADATA else getattr(self.wait(), name)

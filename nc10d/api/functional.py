@@ -24,7 +24,7 @@ Common to all calls; names and meanings are those of torch.distributed's functio
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -44,16 +44,22 @@ from nc10d.work import Work
 Ranks = Sequence[int] | Sequence[Sequence[int]]
 GroupLike = ProcessGroup | DeviceMesh | tuple[DeviceMesh, int | str] | Ranks | None
 
+Reduced = Any
+"""An AsyncCollectiveArray, or a tuple of them: one for each field of the reduction's records."""
+
 _NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 
 
 def all_reduce(
     tensor: Array, reduce_op: str | ReduceOp, group: GroupLike = None, tag: str = ""
-) -> AsyncCollectiveArray:
-    """Return the reduction of every rank's `tensor`, in its shape and dtype."""
-    out = _copy(_array(tensor))
+) -> Reduced:
+    """Return the reduction of every rank's `tensor`, in its shape and dtype.
+
+    A tuple has an array for each field of the reduction's records.
+    """
+    out = _each(tensor, lambda x: _copy(_array(x)))
     work = find_group(group, tag).all_reduce(out, reduction(reduce_op), async_op=True)
-    return _async_array(out, work)
+    return _each(out, lambda x: _async_array(x, work))
 
 
 def broadcast(
@@ -82,19 +88,33 @@ def reduce_scatter_tensor(
     scatter_dim: int,
     group: GroupLike = None,
     tag: str = "",
-) -> AsyncCollectiveArray:
-    """Return my chunk of the reduction of every rank's `tensor`, cut along `scatter_dim`."""
-    found, x = find_group(group, tag), _array(tensor)
-    dim, op = _dim(x, scatter_dim), reduction(reduce_op)
-    if x.shape[dim] % found.size:
+) -> Reduced:
+    """Return my chunk of the reduction of every rank's `tensor`, cut along `scatter_dim`.
+
+    A tuple is as in `all_reduce`, and cut along dimension 0.
+    """
+    found, x, op = find_group(group, tag), _each(tensor, _array), reduction(reduce_op)
+    if isinstance(x, tuple) and scatter_dim:
+        raise ValueError(
+            f"reduce_scatter_tensor: fields are cut along dimension 0, not {scatter_dim}"
+        )
+    out = _each(x, lambda each: new_array(each, _chunk_shape(each, scatter_dim, found.size)))
+    if isinstance(x, tuple) or _dim(x, scatter_dim) == 0:
+        work = found.reduce_scatter_tensor(out, x, op, async_op=True)
+    else:
+        parts = equal_parts(x, _dim(x, scatter_dim), found.size)
+        work = found.reduce_scatter(out, parts, op, async_op=True)
+    return _each(out, lambda each: _async_array(each, work))
+
+
+def _chunk_shape(x: Array, scatter_dim: int, size: int) -> list[int]:
+    dim = _dim(x, scatter_dim)
+    if x.shape[dim] % size:
         raise ValueError(
             f"reduce_scatter_tensor: dimension {dim} has {x.shape[dim]} places, which can't be "
-            f"divided by {found.size} ranks"
+            f"divided by {size} ranks"
         )
-    out = new_array(x, [n // found.size if d == dim else n for d, n in enumerate(x.shape)])
-    if dim == 0:
-        return _async_array(out, found.reduce_scatter_tensor(out, x, op, async_op=True))
-    return _async_array(out, found.reduce_scatter(out, equal_parts(x, dim, found.size), op, True))
+    return [n // size if d == dim else n for d, n in enumerate(x.shape)]
 
 
 def all_to_all_single(
@@ -259,6 +279,11 @@ def _copy(x: Array) -> Array:
     out = new_array(x, x.shape)
     assign(out, x)
     return out
+
+
+def _each(x: Any, function: Callable[[Array], Any]) -> Any:
+    """Return `function(x)`, or that of each array in a tuple: fields in arrays of their own."""
+    return tuple(map(function, x)) if isinstance(x, tuple) else function(x)
 
 
 def _async_array(out: Array, work: Work | None) -> AsyncCollectiveArray:

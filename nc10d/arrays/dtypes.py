@@ -90,6 +90,8 @@ class DType(enum.Enum):
 
 _FROM_ML_DTYPES = frozenset({DType.BFLOAT16, DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2})
 _EXTENDED = {d.label: d for d in _FROM_ML_DTYPES}
+NARROW = frozenset(d for d in DType if d.family is ElementKind.FLOAT and d.itemsize < 4)
+"""The floats that are computed in float32."""
 _DTYPES: dict[np.dtype[Any], DType] = {d.numpy: d for d in DType if d not in _FROM_ML_DTYPES}
 
 
@@ -126,6 +128,23 @@ class RecordType:
     def itemsize(self) -> int:
         """An element's bytes."""
         return self.numpy.itemsize
+
+
+def widened(record: RecordType) -> RecordType:
+    """Return the records that a function computes with in memory.
+
+    Floats narrower than float32 are float32 there, truth values in arrays uint8.
+    """
+    fields: list[Any] = []
+    for field in record.fields:
+        is_truth = field.dtype is DType.BOOL and bool(field.shape)
+        wide = DType.FLOAT32 if field.dtype in NARROW else DType.UINT8 if is_truth else field.dtype
+        fields.append((field.name, wide.numpy, field.shape))
+    if [each[1] for each in fields] == [field.dtype.numpy for field in record.fields]:
+        return record
+    found = element_of(np.dtype(fields, align=True))
+    assert isinstance(found, RecordType)
+    return found
 
 
 ElementType: TypeAlias = DType | RecordType

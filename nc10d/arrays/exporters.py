@@ -110,5 +110,5 @@ def _advice(x: Any) -> str:
     label = str(getattr(x, "dtype", "")).rpartition(".")[2]
     if "float" in label and not hasattr(np, label) and hasattr(x, "view"):
         bits = f"x.view(torch.uint{8 * x.dtype.itemsize}).numpy().view(ml_dtypes.{label})"
-        return f"pass {bits}, the same memory in a type that NumPy knows"
+        return f"import nc10d.torch, or pass {bits}, the same memory in a type that NumPy knows"
     return "pass a plain array in host memory"

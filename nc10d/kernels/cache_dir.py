@@ -27,7 +27,7 @@ from nc10d.base.deadline import Deadline
 PACKAGE = Path(__file__).resolve().parent.parent
 # The sources that can change a kernel's machine code, and all other machine code (which may contain
 # kernels' helpers): a change to the engine leaves the kernels compiled.
-KERNEL_SOURCES = ("arrays/dtypes.py", "ops/reductions.py", "kernels/**/*.py")
+KERNEL_SOURCES = ("arrays/dtypes.py", "ops/*reductions.py", "kernels/**/*.py")
 CODEC_SOURCES = ("codec/tags.py", "codec/messages.py", "codec/opcodes.py")
 SOURCES = (*KERNEL_SOURCES, *CODEC_SOURCES, "backend/cpu/native/*.py")
 LOCK_SECONDS = 120.0

@@ -22,7 +22,15 @@ from typing import Any
 
 import numpy as np
 
-from nc10d.arrays.dtypes import DType, ElementKind, check_reduce, element_of, reduced_element
+from nc10d.arrays.dtypes import (
+    NARROW,
+    ElementKind,
+    RecordType,
+    check_reduce,
+    element_of,
+    reduced_element,
+    widened,
+)
 from nc10d.arrays.dtypes import identity as neutral
 from nc10d.arrays.fields import Fields
 from nc10d.ops import SUM, Op, ReduceOp
@@ -31,7 +39,6 @@ from nc10d.ops.operations import Arrays
 from nc10d.ops.reductions import Pairwise
 
 Array = np.ndarray[Any, np.dtype[Any]]
-NARROW = {DType.FLOAT16, DType.BFLOAT16, DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2}
 
 
 # The collectives
@@ -238,11 +245,11 @@ def own_results(function: Callable[..., Any], *arrays: Array) -> Array:
     writes = len(inspect.signature(function).parameters) > len(arrays)
     with np.errstate(all="ignore"):
         for i in range(flat.size):
-            given = [x[i] for x in wide]
-            room = [flat.view(np.recarray)[i]] if writes else []
-            result = function(*given, *room)
-            if not writes:  # rounded as the compiled function's result: to float32 first
-                flat[i] = result if flat.dtype.names else np.asarray(result, wide[0].dtype)
+            total = wide[0][i : i + 1].copy()
+            result = function(*[x[i] for x in wide], *total[: int(writes)])
+            if not writes:
+                total[0] = result
+            flat[i : i + 1] = total  # rounded as the compiled function's result: to float32 first
     return flat.reshape(out.shape)
 
 
@@ -286,7 +293,10 @@ def _complex_product(x: Array, y: Array) -> Array:
 
 
 def _widened(x: Array) -> Array:
-    return x.astype(np.float32) if element_of(x.dtype) in NARROW else x
+    element = element_of(x.dtype)
+    if isinstance(element, RecordType):
+        return x.astype(widened(element).numpy)
+    return x.astype(np.float32) if element in NARROW else x
 
 
 def _by_parts(x: Array, rule: Callable[[Array], Array]) -> Array:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from own_reduction_cases import OPS, Best, Matrix, best, fields, in_every_form, made, product, rows
 
 import nc10d as dist
+from nc10d.api import functional
 from nc10d.group.process_group import ProcessGroup
 from nc10d.testing import Ranks, reference, run_local, run_ranks
 
@@ -76,6 +77,25 @@ def tensors(group: ProcessGroup) -> None:
 
 def test_torch_tensors_hold_fields_and_rows(ranks: Ranks) -> None:
     ranks.run(tensors)
+
+
+def results(group: ProcessGroup) -> None:
+    size, rank = group.size, group.rank
+    given = np.arange(2.0 * size) * (rank + 1), np.full(2 * size, rank)
+    value, index = functional.all_reduce(given, dist.ARGMAX)
+    assert np.array_equal(value, np.arange(2.0 * size) * size)
+    assert index.wait().tolist() == [0] + [size - 1] * (2 * size - 1)
+    assert given[1].tolist() == [rank] * 2 * size
+    value, index = functional.reduce_scatter_tensor(given, dist.ARGMAX, 0)
+    assert value.wait().tolist() == [2 * rank * size, (2 * rank + 1) * size]
+    with pytest.raises(ValueError, match="cut along dimension 0, not 1"):
+        functional.reduce_scatter_tensor(given, dist.ARGMAX, 1)
+    records = np.zeros(3, Best)
+    assert np.asarray(functional.all_reduce(records, best)).dtype == Best
+
+
+def test_functional_calls_take_fields_and_records(ranks: Ranks) -> None:
+    ranks.run(results)
 
 
 # What ranks compare, and mistakes

@@ -32,6 +32,15 @@ def affine(a, b):  # type: ignore[no-untyped-def]
     return a.slope * b.slope, a.offset * b.slope + b.offset
 
 
+HALVES = np.dtype([("values", "f2", (3,)), ("on", "?")])
+
+
+@nc10d.reduction(HALVES)
+def halved(a, b, out):  # type: ignore[no-untyped-def]
+    for i in range(3):
+        out.values[i] = a.values[i] * np.float32(0.5) + b.values[i]
+
+
 @nc10d.reduction(LIST)
 def scaled_sum(a, b, out):  # type: ignore[no-untyped-def]
     for i in range(4):
@@ -54,6 +63,7 @@ KERNELS: list[tuple[ReduceOp, ElementType]] = [
     (AVG, DType.INT16),
     (affine, element_of(AFFINE)),
     (scaled_sum, element_of(LIST)),
+    (halved, element_of(HALVES)),
 ]
 
 

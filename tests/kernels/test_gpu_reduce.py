@@ -28,6 +28,14 @@ def apart(x, y):
     return x.a + y.a, x.b - y.b
 
 
+NARROW = np.dtype([("kind", "i1"), ("rows", "f2", (2, 2)), ("on", "?", (3,))])
+
+
+@nc10d.reduction(NARROW)
+def narrow(a, b, out):
+    out.rows[0, 1], out.on[2] = a.rows[0, 1] / (b.rows[1, 0] + 1), a.on[0] ^ b.on[1]
+
+
 KNOWN = [
     (SUM, DType.FLOAT32),
     (AVG, DType.BFLOAT16),
@@ -85,7 +93,7 @@ def test_known_reductions_have_the_bits_of_the_reference(op, dtype, size, count,
     assert same_bits(folded(op, given, rank, shift), reference.fold(given, op))
 
 
-@pytest.mark.parametrize(("op", "dtype"), [(heaviest, LIST), (apart, APART)])
+@pytest.mark.parametrize(("op", "dtype"), [(heaviest, LIST), (apart, APART), (narrow, NARROW)])
 def test_own_reductions_have_the_bits_of_the_reference(op, dtype):
     random = np.random.default_rng(0)
     for size, count in ((1, 3), (4, 300)):

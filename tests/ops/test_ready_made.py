@@ -6,6 +6,7 @@ import subprocess
 import sys
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -141,6 +142,8 @@ READY: list[tuple[ReduceOp, np.dtype[Any]]] = [
     (nc10d.WELFORD, Moments),
     (nc10d.WELFORD, np.dtype([("n", "f4"), ("mean", "f4"), ("m2", "f4")])),
     (nc10d.topk(2), np.dtype([("value", "f4", (2,)), ("index", "i8", (2,))])),
+    (nc10d.topk(2), np.dtype([("value", ml_dtypes.bfloat16, (2,)), ("index", "i4", (2,))])),
+    (nc10d.softmax_merge(3), np.dtype([("logsumexp", "f2"), ("value", "f2", (3,))])),
     (nc10d.LXOR, np.dtype("u2")),
 ]
 

@@ -289,3 +289,26 @@ def test_a_graph_has_a_reduction_by_its_name(op):
     compiled = torch.compile(by_each, backend="aot_eager", fullgraph=True)
     assert torch.equal(compiled(x, op), by_each(x, op))
     assert torch.equal(compiled(x, op), by_each(x, op)), "again, without tracing"
+
+
+def best_of(values, indices):
+    values, indices = F.all_reduce((values * 2, indices), dist.ARGMAX)
+    mine = F.reduce_scatter_tensor((values, indices), dist.ARGMIN, 0)
+    return values, indices, *mine
+
+
+@pytest.mark.ranks(2)
+def test_a_graph_has_fields_in_tensors_of_their_own():
+    torch._dynamo.reset()
+    rank = dist.get_rank()
+    given = torch.tensor([1.0, 5.0 * rank, 2.0, -4.0 * rank]), torch.full((4,), rank)
+    values, indices, low, place = best_of(*given)
+    assert (values.tolist(), indices.tolist()) == ([2, 10, 4, 0], [0, 1, 0, 0])
+    assert (low.tolist(), place.tolist()) == [([2, 10], [0, 1]), ([4, 0], [0, 0])][rank]
+    compiled = torch.compile(best_of, backend="aot_eager", fullgraph=True)
+    for mine, expected in zip(compiled(*given), (values, indices, low, place), strict=True):
+        assert torch.equal(mine, expected)
+    with pytest.raises(ValueError, match="cut along dimension 0, not 1"):
+        F.reduce_scatter_tensor(given, dist.ARGMIN, 1)
+    with pytest.raises(NotImplementedError, match=r"'ARGMAX.* has no gradient"):
+        F.all_reduce((given[0].clone().requires_grad_(), given[1]), dist.ARGMAX)[0].sum().backward()

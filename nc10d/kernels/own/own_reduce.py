@@ -37,7 +37,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic, lower_cast
 from numba.np.numpy_support import from_dtype
 
-from nc10d.arrays.dtypes import DType, ElementKind, ElementType, RecordType, alignment
+from nc10d.arrays.dtypes import DType, ElementKind, ElementType, RecordType, alignment, widened
 from nc10d.kernels import simd
 from nc10d.kernels.loops import compile_kernel
 from nc10d.kernels.own.refusals import RAISES, fault_of, line_of, quoting, refusal, refusals
@@ -92,7 +92,9 @@ def _form_of(
         return _Number(element, _alignment(element, 0, element.itemsize, aligned)), False
     if not writes and not any(field.shape for field in element.fields):
         return _Fields(element, aligned), False
-    return _InMemory(element, aligned), writes
+    if widened(element) is not element:
+        return _Widened(element, aligned), writes
+    return _InMemory(element, aligned, copies=not writes), writes
 
 
 def _alignment(dtype: DType, offset: int, itemsize: int, aligned: bool) -> int:
@@ -106,6 +108,10 @@ def _alignment(dtype: DType, offset: int, itemsize: int, aligned: bool) -> int:
 
 Access = Callable[[Value], Value]
 """Marks an access to memory in the loop."""
+
+
+def _unmarked(instruction: Value) -> Value:
+    return instruction
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,35 +178,40 @@ class _Fields:
     def argument(self) -> types.Type:
         # No namedtuple, which refuses names that begin with an underscore.
         kind = type("Record", (tuple,), {"_fields": [field.name for field in self.record.fields]})
-        return types.NamedTuple([number.argument for number, _ in self._numbers()], kind)
+        numbers = _numbers(self.record, self.aligned)
+        return types.NamedTuple([number.argument for number, _ in numbers], kind)
 
     @property
     def result(self) -> str:
         return f"an argument, or a tuple of {', '.join(f.name for f in self.record.fields)}"
 
     def takes(self, kind: types.Type) -> bool:
-        numbers = [number for number, _ in self._numbers()]
+        numbers = [number for number, _ in _numbers(self.record, self.aligned)]
         if not isinstance(kind, types.BaseTuple) or len(kind) != len(numbers):
             return False
         return all(number.takes(each) for number, each in zip(numbers, kind, strict=True))
 
     def load(self, context: Any, b: Builder, at: Value, access: Access) -> Value:
-        values = [n.load(context, b, b.gep(at, [low]), access) for n, low in self._numbers()]
+        numbers = _numbers(self.record, self.aligned)
+        values = [number.load(context, b, b.gep(at, [low]), access) for number, low in numbers]
         return context.make_tuple(b, self.argument, values)
 
     def store(
         self, context: Any, b: Builder, value: Value, kind: types.Type, at: Value, access: Access
     ) -> None:
         values = cgutils.unpack_tuple(b, value, len(self.record.fields))
-        for (number, low), each, of in zip(self._numbers(), values, kind, strict=True):
+        numbers = _numbers(self.record, self.aligned)
+        for (number, low), each, of in zip(numbers, values, kind, strict=True):
             number.store(context, b, each, of, b.gep(at, [low]), access)
 
-    def _numbers(self) -> list[tuple[_Number, ir.Constant]]:
-        item = self.record.itemsize
-        return [
-            (_Number(f.dtype, _alignment(f.dtype, f.offset, item, self.aligned)), I64(f.offset))
-            for f in self.record.fields
-        ]
+
+def _numbers(record: RecordType, aligned: bool) -> list[tuple[_Number, ir.Constant]]:
+    """Return the (first) number in each field, and the offset."""
+    item = record.itemsize
+    return [
+        (_Number(f.dtype, _alignment(f.dtype, f.offset, item, aligned)), I64(f.offset))
+        for f in record.fields
+    ]
 
 
 @lower_cast(types.NamedTuple, types.Tuple)
@@ -214,8 +225,11 @@ def _as_tuple(context: Any, b: Builder, given: types.Type, wanted: types.Type, v
 
 @dataclass(frozen=True, slots=True)
 class _InMemory:
+    """A record that the function gets in memory: its own copy, or the array's."""
+
     record: RecordType
     aligned: bool
+    copies: bool
 
     @property
     def argument(self) -> types.Type:
@@ -233,16 +247,74 @@ class _InMemory:
         return bool(kind == self.argument)
 
     def load(self, context: Any, b: Builder, at: Value, access: Access) -> Value:
-        at = b.addrspacecast(at, _BYTES) if at.type.addrspace else at
-        return b.bitcast(at, context.get_value_type(self.argument))
+        return self.copy(context, b, at) if self.copies else self._argument(context, b, at)
+
+    def copy(self, context: Any, b: Builder, at: Value) -> Value:
+        """Return a copy, which the function may write to."""
+        copy = room(b, self.record.itemsize)
+        move(b, copy, at, self.record.itemsize, self.aligned)
+        return self._argument(context, b, copy)
 
     def store(
         self, context: Any, b: Builder, value: Value, kind: types.Type, at: Value, access: Access
     ) -> None:
         move(b, at, b.bitcast(value, _BYTES), self.record.itemsize, self.aligned)
 
+    def _argument(self, context: Any, b: Builder, at: Value) -> Value:
+        at = b.addrspacecast(at, _BYTES) if at.type.addrspace else at
+        return b.bitcast(at, context.get_value_type(self.argument))
 
-Form: TypeAlias = _Number | _Fields | _InMemory
+
+@dataclass(frozen=True, slots=True)
+class _Widened:
+    """A record in memory with types that Numba lacks; the function gets a copy with others."""
+
+    record: RecordType
+    aligned: bool
+
+    @property
+    def _inner(self) -> _InMemory:
+        return _InMemory(widened(self.record), aligned=True, copies=False)
+
+    @property
+    def argument(self) -> types.Type:
+        return self._inner.argument
+
+    @property
+    def result(self) -> str:
+        return self._inner.result
+
+    def takes(self, kind: types.Type) -> bool:
+        return self._inner.takes(kind)
+
+    def load(self, context: Any, b: Builder, at: Value, access: Access) -> Value:
+        return self.copy(context, b, at)
+
+    def copy(self, context: Any, b: Builder, at: Value) -> Value:
+        """Return a copy, which the function may write to."""
+        copy = room(b, self._inner.record.itemsize)
+        self._convert(context, b, copy, at, narrow=False)
+        return self._inner.load(context, b, copy, _unmarked)
+
+    def store(
+        self, context: Any, b: Builder, value: Value, kind: types.Type, at: Value, access: Access
+    ) -> None:
+        self._convert(context, b, at, b.bitcast(value, _BYTES), narrow=True)
+
+    def _convert(self, context: Any, b: Builder, to: Value, at: Value, narrow: bool) -> None:
+        pair = _numbers(self.record, self.aligned), _numbers(self._inner.record, True)
+        sources, targets = reversed(pair) if narrow else pair
+        for field, source, target in zip(self.record.fields, sources, targets, strict=True):
+            with cgutils.for_range(b, I64(field.count), intp=I64) as loop:
+                x, y = (
+                    b.gep(x, [b.add(low, b.mul(loop.index, I64(number.dtype.itemsize)))])
+                    for x, (number, low) in ((at, source), (to, target))
+                )
+                value = source[0].load(context, b, x, _unmarked)
+                target[0].store(context, b, value, source[0].argument, y, _unmarked)
+
+
+Form: TypeAlias = _Number | _Fields | _InMemory | _Widened
 """How a function sees an element.
 
 `argument` is an argument's type, `result` the proper result in words, `takes` whether `store` takes
@@ -330,33 +402,22 @@ def own_part(
         arguments = (form.argument,) * (operands + writes)
 
     def emit(
-        context: Any,
-        b: Builder,
-        to: Value,
-        places: Sequence[Value],
-        access: Access = lambda instruction: instruction,
+        context: Any, b: Builder, to: Value, places: Sequence[Value], access: Access = _unmarked
     ) -> None:
         compiled = compile(function, arguments)
-        kind = numba.typeof(compiled)  # refers to it weakly
-        signature = kind.get_call_type(context.typing_context, arguments, {})
+        called = numba.typeof(compiled)  # refers to it weakly
+        signature = called.get_call_type(context.typing_context, arguments, {})
         _check_result(function, form, signature.return_type, writes)
-        compute = context.get_function(kind, signature)
-        if isinstance(form, _InMemory) and not writes:  # it might write to what it returns
-            for number, at in enumerate(places):
-                copy = room(b, item)
-                move(b, copy, at, item, aligned)
-                places = [*places[:number], copy, *places[number + 1 :]]
+        compute = context.get_function(called, signature)
         values = [form.load(context, b, at, access) for at in places]
-        if writes:
-            out = room(b, item)
-            move(b, out, places[0], item, aligned)
-            compute(b, [*values, form.load(context, b, out, access)])
-            move(b, to, out, item, aligned)
-            return
-        result = compute(b, values)
-        if isinstance(form, _Fields) and form.record.padded:
+        if isinstance(form, _InMemory | _Widened) and writes:
+            result, kind = form.copy(context, b, places[0]), form.argument
+            compute(b, [*values, result])
+        else:
+            result, kind = compute(b, values), signature.return_type
+        if isinstance(form, _Fields | _Widened) and form.record.padded:
             move(b, to, places[0], item, aligned)
-        form.store(context, b, result, signature.return_type, to, access)
+        form.store(context, b, result, kind, to, access)
 
     return emit
 

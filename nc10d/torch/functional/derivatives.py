@@ -109,6 +109,11 @@ def _reduce_scatter_each(grads: list[Tensor], op: str, size: int, name: str) -> 
     return [_times(x, op, size) for x in gathered]
 
 
+def _of_fields(_grads: list[Tensor], op: str, *_: object) -> list[Tensor]:
+    _linear("a reduction of fields", op)
+    raise AssertionError(f"{op} has no fields")
+
+
 def _times(x: Tensor, op: str, size: int) -> Tensor:
     """Multiply a gradient by a contribution's weight in a linear reduction."""
     if op == "avg":
@@ -129,6 +134,8 @@ _FORMULAS: dict[str, Formula] = {
     "all_reduce_coalesced": _all_reduce_each,
     "all_gather_into_tensor_coalesced": _all_gather_each,
     "reduce_scatter_tensor_coalesced": _reduce_scatter_each,
+    "all_reduce_fields": _of_fields,
+    "reduce_scatter_tensor_fields": _of_fields,
 }
 _BY_ROWS = {"all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", "gather"}
 _BY_ROWS |= {"scatter", "all_gather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced"}
@@ -175,12 +182,16 @@ def _samples(x: Tensor, own: int | None, dim: int, count: int) -> Tensor:
     return x.movedim(own, dim)
 
 
+def _is_several(name: str) -> bool:
+    return name.endswith(("_coalesced", "_fields"))
+
+
 class _Transformed(torch.autograd.Function):
     """An operator on one tensor or several, for transforms: `register_autograd` makes no such."""
 
     @staticmethod
     def forward(name: str, args: tuple[object, ...], *xs: Tensor) -> Tensor | tuple[Tensor, ...]:
-        out = call(name, list(xs) if name.endswith("_coalesced") else xs[0], *args)
+        out = call(name, list(xs) if _is_several(name) else xs[0], *args)
         return tuple(out) if isinstance(out, list) else out
 
     @staticmethod
@@ -189,7 +200,7 @@ class _Transformed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: FunctionCtx, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        several = ctx.name.endswith("_coalesced")
+        several = _is_several(ctx.name)
         found = _FORMULAS[ctx.name](list(grads) if several else grads[0], *ctx.arguments)
         return (None, None, *(found if several else (found,)))
 
@@ -197,7 +208,7 @@ class _Transformed(torch.autograd.Function):
     def jvp(
         ctx: FunctionCtx, _name: None, _args: None, *tangents: Tensor
     ) -> Tensor | tuple[Tensor, ...]:
-        several = ctx.name.endswith("_coalesced")
+        several = _is_several(ctx.name)
         if "reduce" in ctx.name:
             _linear(ctx.name, ctx.arguments[0])
         out = call(ctx.name, list(tangents) if several else tangents[0], *ctx.arguments)

@@ -180,6 +180,23 @@ def _reduce_scatter_coalesced(
     return outs
 
 
+def _all_reduce_fields(
+    fields: Sequence[Tensor], reduce_op: str, group_size: int, group_name: str
+) -> list[Tensor]:
+    outs = [copy_of(x) for x in fields]
+    resolve(group_name, group_size).all_reduce(tuple(outs), reduction(reduce_op))
+    return outs
+
+
+def _reduce_scatter_fields(
+    fields: Sequence[Tensor], reduce_op: str, group_size: int, group_name: str
+) -> list[Tensor]:
+    outs = [_scattered(x, reduce_op, group_size) for x in fields]
+    group = resolve(group_name, group_size)
+    group.reduce_scatter_tensor(tuple(outs), tuple(fields), reduction(reduce_op))
+    return outs
+
+
 def _barrier(group_name: str) -> None:
     resolve(group_name).barrier()
 
@@ -218,6 +235,11 @@ _TABLE: dict[str, tuple[Kernel, Kernel]] = {
     "-> Tensor[]": (_all_gather_coalesced, _each(_gathered)),
     "reduce_scatter_tensor_coalesced(Tensor[] inputs, str reduce_op, int group_size, "
     "str group_name) -> Tensor[]": (_reduce_scatter_coalesced, _each(_scattered)),
+    # Records with a tensor for each field.
+    "all_reduce_fields(Tensor[] inputs, str reduce_op, int group_size, str group_name) "
+    "-> Tensor[]": (_all_reduce_fields, _each(same)),
+    "reduce_scatter_tensor_fields(Tensor[] inputs, str reduce_op, int group_size, str group_name) "
+    "-> Tensor[]": (_reduce_scatter_fields, _each(_scattered)),
     "barrier(str group_name) -> ()": (_barrier, lambda *_: None),
 }
 

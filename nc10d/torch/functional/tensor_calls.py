@@ -8,6 +8,7 @@ describes the arguments.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from nc10d.torch.functional.labels import found_group, label, spelled
 from nc10d.torch.functional.tracing import needs_operator, plain
 
 Reduction = str | ReduceOp
+TensorOrFields = TypeVar("TensorOrFields", Tensor, tuple[Tensor, ...])
 
 
 def started(start: Callable[..., AsyncCollectiveArray], x: Tensor, *args: object) -> Tensor:
@@ -29,9 +31,14 @@ def started(start: Callable[..., AsyncCollectiveArray], x: Tensor, *args: object
 
 
 def all_reduce(
-    tensor: Tensor, reduce_op: Reduction, group: GroupLike = None, tag: str = ""
-) -> Tensor:
-    """Return the reduction of every rank's `tensor`, in its shape and dtype."""
+    tensor: TensorOrFields, reduce_op: Reduction, group: GroupLike = None, tag: str = ""
+) -> TensorOrFields:
+    """Return the reduction of every rank's `tensor`, in its shape and dtype.
+
+    A tuple has a tensor for each field of the reduction's records.
+    """
+    if isinstance(tensor, tuple):
+        return _of_fields("all_reduce", tensor, reduce_op, (group, tag))
     x = plain(tensor)
     if needs_operator(x):
         return all_reduce_autograd(x, reduce_op, group, tag)
@@ -81,9 +88,18 @@ def all_gather_tensor_autograd(
 
 
 def reduce_scatter_tensor(
-    tensor: Tensor, reduce_op: Reduction, scatter_dim: int, group: GroupLike = None, tag: str = ""
-) -> Tensor:
-    """Return my chunk of the reduction of every rank's `tensor`, cut along `scatter_dim`."""
+    tensor: TensorOrFields,
+    reduce_op: Reduction,
+    scatter_dim: int,
+    group: GroupLike = None,
+    tag: str = "",
+) -> TensorOrFields:
+    """Return my chunk of the reduction of every rank's `tensor`, cut along `scatter_dim`.
+
+    A tuple is as in `all_reduce`, and cut along dimension 0.
+    """
+    if isinstance(tensor, tuple):
+        return _of_fields("reduce_scatter_tensor", tensor, reduce_op, (group, tag), scatter_dim)
     x = plain(tensor)
     if needs_operator(x):
         return reduce_scatter_tensor_autograd(x, reduce_op, scatter_dim, group, tag)
@@ -199,6 +215,20 @@ def reduce_scatter_tensor_coalesced(
     moved = [x.movedim(d, 0) for x, d in zip(xs, dims, strict=True)]
     outs = call("reduce_scatter_tensor_coalesced", moved, spelled(reduce_op), size, name)
     return [out.movedim(0, d).contiguous() for out, d in zip(outs, dims, strict=True)]
+
+
+def _of_fields(
+    name: str, fields: tuple[Tensor, ...], op: Reduction, group: tuple[GroupLike, str], *dim: int
+) -> tuple[Tensor, ...]:
+    """Return the results of a call on records that have a tensor for each field."""
+    xs = tuple(map(plain, fields))
+    if any(dim):
+        raise ValueError(f"{name}: fields are cut along dimension 0, not {dim[0]}")
+    if needs_operator(*xs):
+        group_name, size = label(*group)
+        return tuple(call(f"{name}_fields", xs, spelled(op), size, group_name))
+    found = found_group(*group)
+    return tuple(_started_each(getattr(functional, name), xs, op, *dim, found))
 
 
 def _started_each(

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -229,9 +230,33 @@ def test_an_argument_that_is_returned_is_a_copy() -> None:
     assert x["m"].tolist() == [[1, 1]] * 3
 
 
-def test_narrow_floats_in_an_array_are_refused() -> None:
-    with pytest.raises(TypeError, match="can't be a reduction: float16"):
-        nc10d.reduction([("m", "f2", (2,))])(lambda a, b: a)
+Narrow = np.dtype(
+    [("key", "u1"), ("half", "f2", (3,)), ("brain", ml_dtypes.bfloat16, (2, 2)), ("on", "?", (3,))]
+)
+
+
+@nc10d.reduction(Narrow)
+def narrow(a: Any, b: Any, out: Any) -> None:
+    out.half[1] = a.half[0] * b.half[1] + b.half[2]
+    out.brain[1, 0] = a.brain[0, 1] / (b.brain[1, 1] + 1)
+    out.on[0], out.on[1] = a.on[2] & b.on[1], 7
+
+
+@nc10d.reduction(Narrow)
+def chosen(a: Any, b: Any) -> Any:
+    return a if a.half[0] < b.half[0] else b
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.sampled_from([narrow, chosen]), st.integers(0, 20), PLACES, st.integers(0, 9))
+def test_narrow_types_in_an_array_are_computed_in_wider_ones(
+    op: ReduceOp, count: int, into: str, offset: int
+) -> None:
+    x, y = filled(Narrow, count, 1), filled(Narrow, count, 2)
+    want = reference.pairwise(x, y, op.pairwise)
+    assert reference.same_bits(combined(op, x, y, into, offset), want)
+    if op is narrow:
+        assert want["on"][:, 1].all()
 
 
 def unknown(a: Any, b: Any) -> Any:
