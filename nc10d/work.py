@@ -210,7 +210,7 @@ class Future(Promise, Generic[T]):
 
 
 class _WorkFuture(Future[Any]):
-    """The Future of a Work: it has ended for every caller, once the Work has."""
+    """The Future of a Work: ended for every thread once the Work has ended."""
 
     __slots__ = ("_work",)
 

@@ -285,8 +285,7 @@ def allows(dtype: ElementType, op: ReduceOp) -> bool:
 
 def order_matters(op: ReduceOp, dtype: ElementType, size: int) -> bool:
     """Return whether another order of the same operands could change a bit of the result."""
-    rounds = dtype.family in (ElementKind.FLOAT, ElementKind.COMPLEX) or op.pairwise.own is not None
-    return rounds and size > 2 and not op.pairwise.exact
+    return size > 2 and dtype.family.name in op.pairwise.rounds
 
 
 def identity(dtype: ElementType, op: ReduceOp) -> Any:
@@ -295,17 +294,14 @@ def identity(dtype: ElementType, op: ReduceOp) -> Any:
     TypeError if arrays of `dtype` do not support `op`, or `op` has no neutral element.
     """
     check_reduce(dtype, op)
-    own = op.pairwise.own
-    if own is not None:
-        if own.identity is None:
-            raise TypeError(f"{op.name} has no identity: nc10d.reduction(..., identity=...)")
-        return np.array(own.identity, dtype.numpy)[()]
-    assert isinstance(dtype, DType), dtype
-    if op.pairwise.identity == "ones":
-        return ~np.zeros((), dtype.numpy)[()]
-    lowest, highest = _bounds(dtype)
-    values = {"zero": 0, "one": 1, "largest": highest, "smallest": lowest}
-    return np.array(values[op.pairwise.identity]).astype(dtype.numpy)[()]
+    found = op.pairwise.identity
+    if found is None:
+        raise TypeError(f"{op.name} has no identity: nc10d.reduction(..., identity=...)")
+    if not isinstance(found, str):
+        return np.array(found, dtype.numpy)[()]
+    lowest, highest = _bounds(scalar(dtype))
+    values = {"zero": 0, "one": 1, "ones": -1, "largest": highest, "smallest": lowest}
+    return np.array(values[found]).astype(dtype.numpy)[()]
 
 
 def _bounds(dtype: DType) -> tuple[object, object]:

@@ -60,21 +60,25 @@ def with_fields(op: Op) -> Op:
     """Return a reduction with its tuples as Fields; other operations unchanged."""
     facts = FACTS[type(op)]
     how = getattr(op, "op", None)
-    if type(how) is not ReduceOp or how.pairwise.own is None:
+    if type(how) is not ReduceOp:
         return op
     try:
-        joined = {name: _joined(getattr(op, name), how) for name in facts.arrays}
+        joined = {name: records_of(getattr(op, name), how) for name in facts.arrays}
     except (TypeError, ValueError) as error:
         error.args = (f"{facts.name}: {error}",)
         raise
     return facts.replace(op, **joined)
 
 
-def _joined(x: Any, how: ReduceOp) -> Any:
-    if not isinstance(x, (list, tuple)):
+def records_of(x: Any, how: ReduceOp) -> Any:
+    """Return the Fields for a tuple, if a reduction has such elements; other arrays unchanged.
+
+    TypeError or ValueError for arrays that can't be the reduction's fields.
+    """
+    if how.pairwise.own is None or not isinstance(x, (list, tuple)):
         return x
     if x and isinstance(x[0], (list, tuple)):  # an array of records for each rank
-        return [_joined(each, how) for each in x]
+        return [records_of(each, how) for each in x]
     return _fields(x, how)
 
 

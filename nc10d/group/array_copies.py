@@ -9,6 +9,7 @@ import numpy as np
 
 from nc10d.arrays.arguments import check_output
 from nc10d.arrays.buffer import as_buffer, device_type
+from nc10d.arrays.fields import records_of
 from nc10d.arrays.interop import numpy_view
 from nc10d.base.run_to_end import import_to_end
 from nc10d.group.collectives import Collectives
@@ -122,8 +123,11 @@ def fill_output(call: str, group: Collectives, out: Array, x: Array, op: ReduceO
     plain = type(x) is type(out) is np.ndarray and x.dtype is out.dtype and x.shape == out.shape
     summed = plain and op is SUM and x.dtype.kind in "fiu" and x.dtype.itemsize <= 8
     if not (summed and out.flags.carray and not np.may_share_memory(x, out)):
-        check_output(call, out, x, op)
-    copy_array(out, x)
+        if isinstance(out, tuple) != isinstance(x, tuple):
+            raise TypeError(f"{call}: out must be a tuple where tensor is, and an array otherwise")
+        check_output(call, records_of(out, op), records_of(x, op), op)
+    for target, source in zip(out, x, strict=True) if isinstance(x, tuple) else [(out, x)]:
+        copy_array(target, source)
     return out
 
 

@@ -285,7 +285,7 @@ class Dispatcher(Collectives, PointToPoint):
         if facts.reduces:
             if type(getattr(op, "op", None)) is not ReduceOp:
                 validate(op, self.rank, self.size)
-            if type(array) is tuple:
+            if isinstance(array, tuple):
                 op = with_fields(op)
                 array = getattr(op, facts.arrays[0])
         batch = self._batches.get(get_ident()) if self._batches else None

@@ -54,9 +54,8 @@ class Members:
     """Global `ranks` in the group's order; `rank` is this process's rank in the group.
 
     `name`, `rank` and `size` can be called too, as c10d's methods: `group.rank()`. `numbers` maps a
-    global rank to a rank in the group. `leaf_sums` keeps the plans of all_reduce_leaves, by their
-    arguments. `reducers` counts the Reducers made on the group so far,
-    the same number on all members.
+    global rank to a rank in the group. `reducers` counts the Reducers made on the group so far, the
+    same number on all members.
     """
 
     def __init__(self, name: str, ranks: Sequence[int], rank: int) -> None:
@@ -65,7 +64,6 @@ class Members:
         self.rank = CallableInt(integer("ProcessGroup", "rank", rank))
         self.size = CallableInt(len(self.ranks))
         self.reducers = 0
-        self.leaf_sums: dict[object, Any] = {}
         self.numbers = {member: index for index, member in enumerate(self.ranks)}
 
     @property

@@ -1,4 +1,6 @@
-"""A fixed binary tree over numbered leaves, whichever ranks hold them: pure planning.
+"""A fixed binary tree over numbered leaves, whichever ranks hold them.
+
+Contract: pure.
 
 A subtree is a range with 2**k leaves from a multiple of 2**k on. A rank holds a range, and combines
 the largest subtrees inside; then all ranks' subtrees are combined. 8 leaves on 3 ranks:
@@ -45,33 +47,27 @@ def subtrees(leaves: Iterable[int]) -> list[range]:
 
 
 @dataclass(frozen=True, slots=True)
-class LeafPlan:
-    """A rank's part in the sum over a tree.
+class LeafTree:
+    """The tree over `leaves`, and how the ranks share it.
 
-    `mine` are the rank's leaves, `parts` each rank's subtrees. `pairs` combine a list with all
+    `mine` are this rank's leaves, `subtrees` each rank's subtrees. `pairs` combine a list with all
     subtrees, (a, b) in turn: element a becomes a + b. Element 0 is then the root.
     """
 
     leaves: int
-    rank: int
     mine: range
-    parts: tuple[tuple[range, ...], ...]
+    subtrees: tuple[tuple[range, ...], ...]
     pairs: tuple[tuple[int, int], ...]
 
     @property
-    def most(self) -> int:
-        """The most subtrees that a rank has."""
-        return max(map(len, self.parts))
-
-    @property
-    def total(self) -> int:
+    def count(self) -> int:
         """How many subtrees all ranks have."""
-        return sum(map(len, self.parts))
+        return len(self.pairs) + 1
 
 
 @lru_cache(maxsize=None, typed=True)
-def leaf_plan(leaves: int, rank: int, size: int) -> LeafPlan:
-    """Return a rank's plan; ValueError unless `leaves` is a power of two, and enough for all ranks.
+def leaf_tree(leaves: int, rank: int, size: int) -> LeafTree:
+    """Return a rank's view; ValueError unless `leaves` is a power of two, and enough for all ranks.
 
     TypeError if `leaves` is no int.
     """
@@ -82,13 +78,13 @@ def leaf_plan(leaves: int, rank: int, size: int) -> LeafPlan:
     if leaves < size:
         raise ValueError(f"{leaves} leaves are not enough for {size} ranks: each holds one or more")
     ranges = [leaves_of(r, size, leaves) for r in range(size)]
-    parts = tuple(tuple(subtrees(each)) for each in ranges)
+    by_rank = tuple(tuple(subtrees(each)) for each in ranges)
     pairs: list[tuple[int, int]] = []
     held: list[range] = []
-    places: list[int] = []
-    for place, part in enumerate(part for each in parts for part in each):
-        places.append(place)
-        for _ in range(join(held, part)):
-            right = places.pop()
-            pairs.append((places[-1], right))
-    return LeafPlan(leaves, rank, ranges[rank], parts, tuple(pairs))
+    indices: list[int] = []
+    for index, subtree in enumerate(subtree for each in by_rank for subtree in each):
+        indices.append(index)
+        for _ in range(join(held, subtree)):
+            right = indices.pop()
+            pairs.append((indices[-1], right))
+    return LeafTree(leaves, ranges[rank], by_rank, tuple(pairs))

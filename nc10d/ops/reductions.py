@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakValueDictionary
@@ -34,31 +34,38 @@ _NO_ORDER = _NO_RECORDS | {"COMPLEX": "complex numbers have no order"}
 class Pairwise:
     """A reduction's step, which combines two elements of the same type.
 
-    `of_truth` names the step that gives the same bits on truth values. `identity` is a
-    word for the element that changes no other: "zero", "one", "largest", "smallest" or "ones"
-    (`nc10d.arrays.dtypes.identity`). A step is `exact` if no operand order changes a bit of
-    a result. `bitwise` steps treat an element as bits. `own` has the functions of a reduction of
-    one's own.
+    `of_truth` names the step that gives the same bits on truth values. `identity` is the element
+    that changes no other, None, or a word: "zero", "one", "largest", "smallest" or "ones"
+    (`nc10d.arrays.dtypes.identity`). `rounds` are the families of element types, by an
+    ElementKind's name, for which operand order may change a bit of a result. `bitwise` steps treat
+    an element as bits. `own` has the functions of a reduction of one's own.
     """
 
     name: str
     of_truth: str
-    identity: str
-    exact: bool = False
+    identity: Any
+    rounds: Collection[str] = ()
     bitwise: bool = False
     own: OwnReduction | None = None
 
+    @property
+    def exact(self) -> bool:
+        """Whether no operand order changes a bit of a result."""
+        return not self.rounds
 
+
+_ROUNDED = "FLOAT", "COMPLEX"
+_ANY = "BOOL", "UINT", "INT", *_ROUNDED, "RECORD"
 PAIRWISE = {
     step.name: step
     for step in (
-        Pairwise("SUM", "BOR", "zero"),
-        Pairwise("PRODUCT", "BAND", "one"),
-        Pairwise("MIN", "BAND", "largest", exact=True),
-        Pairwise("MAX", "BOR", "smallest", exact=True),
-        Pairwise("BAND", "BAND", "ones", exact=True, bitwise=True),
-        Pairwise("BOR", "BOR", "zero", exact=True, bitwise=True),
-        Pairwise("BXOR", "BXOR", "zero", exact=True, bitwise=True),
+        Pairwise("SUM", "BOR", "zero", _ROUNDED),
+        Pairwise("PRODUCT", "BAND", "one", _ROUNDED),
+        Pairwise("MIN", "BAND", "largest"),
+        Pairwise("MAX", "BOR", "smallest"),
+        Pairwise("BAND", "BAND", "ones", bitwise=True),
+        Pairwise("BOR", "BOR", "zero", bitwise=True),
+        Pairwise("BXOR", "BXOR", "zero", bitwise=True),
     )
 }
 
@@ -130,7 +137,7 @@ def step_named(name: str) -> Pairwise:
 def kind_of_own(own: OwnReduction, exact: bool = False) -> ReductionKind:
     """Return the kind of a reduction of one's own; the same for equal functions, while in use."""
     name = f"{own.name}#{own.digest}"
-    step = Pairwise(name, name, "", exact, own=own)
+    step = Pairwise(name, name, own.identity, () if exact else _ANY, own=own)
     prepares, finishes = (
         f"{name}/{part}" if part in own.functions else "" for part in ("map", "finish")
     )
@@ -230,9 +237,19 @@ class ReduceOp:
         name = self._named(self.kind.compared)
         return name if self.factor is None else f"{name}({self.factor})"
 
+    @property
+    def spelled(self) -> str:
+        """The name that functional calls take: "sum", "premul_sum(0.5)", "sum.ordered"."""
+        factor = "" if self.factor is None else f"({self.factor!r})"
+        kind = self.kind.name.lower() if self.pairwise.own is None else self.kind.compared
+        return f"{kind}{factor}{self._order}"
+
+    @property
+    def _order(self) -> str:
+        return ".ordered" if self.by_rank and self.pairwise.own is None else ""
+
     def _named(self, kind: str) -> str:
-        order = ".ordered" if self.by_rank and self.kind.pairwise.own is None else ""
-        return f"{kind}{order}" + (f" for {self.purpose}" if self.purpose else "")
+        return f"{kind}{self._order}" + (f" for {self.purpose}" if self.purpose else "")
 
     @property
     def ordered(self) -> ReduceOp:

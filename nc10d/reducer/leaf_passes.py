@@ -14,7 +14,7 @@ from __future__ import annotations
 from nc10d.arrays.dtypes import element_of, scalar
 from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import AVG, Array
-from nc10d.ops.leaf_tree import leaf_plan
+from nc10d.ops.leaf_tree import leaf_tree
 from nc10d.reducer.hooks.grad_bucket import GradBucket
 from nc10d.reducer.leaf_sums import HeldSums, LeafSum
 from nc10d.work import Future
@@ -24,7 +24,7 @@ class LeafPasses:
     """A comm hook that averages over `leaves`; `done` counts this rank's leaves in the step."""
 
     def __init__(self, group: ProcessGroup, leaves: int) -> None:
-        self.leaves, self.mine = leaves, leaf_plan(leaves, group.rank, group.size).mine
+        self.leaves, self.mine = leaves, leaf_tree(leaves, group.rank, group.size).mine
         self.done = 0
         self.steps = 0
         """The number of steps that have ended."""
@@ -50,12 +50,12 @@ class LeafPasses:
         memory, index = bucket.on_host(), bucket.index()
         held = self._held.get(index)
         if held is None:
-            dtype, purpose = scalar(element_of(memory.dtype)), bucket.purpose
-            held = HeldSums(LeafSum(group, self.leaves, AVG, dtype, purpose))
-            self._held[index] = held
+            dtype, where = scalar(element_of(memory.dtype)), (group.rank, group.size)
+            sums = LeafSum(*where, self.leaves, AVG, dtype, bucket.purpose)
+            held = self._held[index] = HeldSums(group, sums)
         held.add(memory, keep=not self.is_last)
         if self.is_last:
-            held.reduce(group, memory)
+            held.reduce(memory)
         done: Future[Array] = Future()
         done.set_result(bucket.buffer())
         return done

@@ -6,9 +6,6 @@ rank r holds a range of leaves, adds up the largest subtrees inside, and the ran
 rest in the tree's order. Floats of 8 and 16 bits are added in float32, and rounded once, at the
 root.
 
-The caller computes the leaves: a kernel whose own bits depend on the size of its batch, or on the
-number of threads, gives other leaves.
-
 Sources: EasyScale (SC 2023; virtual workers as leaves of a fixed tree), Stelz 2022 (KaMPIng).
 
 How the ranks combine, by the number of subtrees and of bytes:
@@ -16,14 +13,16 @@ How the ranks combine, by the number of subtrees and of bytes:
 | case | how |
 |---|---|
 | no order changes a bit: two subtrees, or ints | an all_reduce |
-| few bytes | an all_reduce by BOR, with a place for each subtree; each rank combines all |
+| few bytes | an all_reduce by BOR, with a row for each subtree; each rank combines all |
 | else, window by window | an all_to_all; each rank combines its chunk; an all_gather |
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -34,25 +33,25 @@ from nc10d.arrays.arguments import (
     check_disjoint,
     check_reducible,
     check_same_type,
+    is_list,
 )
-from nc10d.arrays.buffer import as_buffer
 from nc10d.arrays.dtypes import DType, element_of, order_matters, scalar
 from nc10d.backend.polled.flat_buffers import kernel
+from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import Group, NonMember, group_or_default, warn_non_member
-from nc10d.kernels.reduce import divide_address, kernel_address
+from nc10d.kernels.reduce import address
 from nc10d.kernels.simd import WIDEN
 from nc10d.ops import AVG, BOR, SUM, Array, ReduceOp
-from nc10d.ops.leaf_tree import join, leaf_plan
+from nc10d.ops.leaf_tree import join, leaf_tree
 from nc10d.reducer.packing import cast
-
-if TYPE_CHECKING:
-    from nc10d.group.process_group import ProcessGroup
 
 Flat = np.ndarray[Any, np.dtype[Any]]
 _FEW_BYTES = 256 << 10
 """So many bytes of all ranks' subtrees, or fewer, go to every rank."""
 _WINDOW_BYTES = 1 << 20
 _CALL = "all_reduce_leaves"
+_memory: WeakKeyDictionary[ProcessGroup, dict[str, Flat]] = WeakKeyDictionary()
+"""By group: bytes for each purpose. All sums of a group share them, since each blocks."""
 
 
 def all_reduce_leaves(
@@ -63,9 +62,8 @@ def all_reduce_leaves(
     `mine` are this rank's leaves, those in `leaf_range(leaves)`, with the dtype and the number of
     elements of `out`, which may be a rank's only leaf itself. The tree of additions is fixed by
     `leaves`, a power of two: the result has the same bits on 1 to `leaves` ranks, on any hosts and
-    backends. Floats of 8 and 16 bits are added in float32 and rounded once. AVG divides the sum by
-    `leaves`. Leaves whose own bits depend on the ranks, as by kernels that add up a batch of
-    another size, are not cured.
+    backends, if the leaves have. Floats of 8 and 16 bits are added in float32 and rounded once. AVG
+    divides the sum by `leaves`.
 
         dist.all_reduce_leaves(out, [gradient(i) for i in dist.leaf_range(8)], leaves=8)
 
@@ -78,31 +76,22 @@ def all_reduce_leaves(
         warn_non_member(_CALL, 3)
         return
     chosen.refuse_in_batch(_CALL)
-    plan = leaf_plan(leaves, chosen.rank, chosen.size)
-    if not isinstance(mine, (list, tuple)) or len(mine) != len(plan.mine):
-        found = len(mine) if isinstance(mine, (list, tuple)) else type(mine).__name__
-        numbers = f"leaves {plan.mine.start} to {plan.mine.stop - 1} of {leaves}"
-        raise ValueError(
-            f"{_CALL}: mine must be a list of {len(plan.mine)} arrays, {numbers}: {found}"
-        )
-    flat, operands = _plain(out, mine, op) or _checked(out, mine, op)
-    key = leaves, op, flat.dtype
-    sums = chosen.leaf_sums.get(key)
-    if sums is None:
-        made = LeafSum(chosen, leaves, op, scalar(element_of(flat.dtype)))
-        sums = chosen.leaf_sums.setdefault(key, made)
-    if leaves == chosen.size:
-        sums.reduce(chosen, operands, flat)
-    else:
-        held = HeldSums(sums)
-        for low in range(0, len(flat) or 1, sums.window):
-            window = slice(low, low + sums.window)
-            for x in operands:
-                held.add(x[window])
-            held.reduce(chosen, flat[window])
-    if flat.base is None and flat is not out:  # a copy of an array with gaps
-        target = as_buffer(out).as_numpy()
-        target[...] = flat.reshape(target.shape)
+    held = leaf_tree(leaves, chosen.rank, chosen.size).mine
+    if not is_list(mine) or len(mine) != len(held):
+        wanted = f"{len(held)} arrays, leaves {held.start} to {held.stop - 1} of {leaves}"
+        found = len(mine) if is_list(mine) else type(mine).__name__
+        raise ValueError(f"{_CALL}: mine must be a list of {wanted}, got {found}")
+    whole, operands = (out, mine) if _are_plain(out, mine, op) else _checked(out, mine, op)
+    flat, *operands = (x.ravel() for x in (whole, *operands))
+    sums = leaf_sum(chosen.rank, chosen.size, leaves, op, scalar(element_of(flat.dtype)))
+    counter, count = HeldSums(chosen, sums), len(flat) or 1
+    step = sums.window if leaves > chosen.size else count  # a single leaf is not added up here
+    for window in (slice(low, low + step) for low in range(0, count, step)):
+        for x in operands:
+            counter.add(x[window])
+        counter.reduce(flat[window])
+    if not whole.flags.c_contiguous:
+        whole[...] = flat.reshape(whole.shape)
 
 
 def leaf_range(leaves: int, group: Group = None) -> range:
@@ -114,26 +103,26 @@ def leaf_range(leaves: int, group: Group = None) -> range:
     chosen = group_or_default(group)
     if isinstance(chosen, NonMember):
         return range(0)
-    return leaf_plan(leaves, chosen.rank, chosen.size).mine
+    return leaf_tree(leaves, chosen.rank, chosen.size).mine
 
 
-def _plain(out: Array, mine: Sequence[Array], op: ReduceOp) -> tuple[Flat, list[Flat]] | None:
-    """Return flat views if all arrays are plain and valid; None for others, which are checked."""
-    if not (op is SUM or op is AVG) or type(out) is not np.ndarray or out.dtype.kind not in "fiu":
-        return None
-    for x in mine:
+def _are_plain(out: Array, mine: Sequence[Array], op: ReduceOp) -> bool:
+    """Return whether all arrays are certainly valid; others take the long checks."""
+    if type(out) is not np.ndarray or out.dtype.kind not in "fiu" or op not in (SUM, AVG):
+        return False
+    for x in (out, *mine):
         alike = type(x) is np.ndarray and x.dtype is out.dtype and x.shape == out.shape
-        if not (alike and x.flags.carray and (x is out or not np.may_share_memory(x, out))):
-            return None
-    if not out.flags.carray or (len(mine) > 1 and any(x is out for x in mine)):
-        return None
-    return out.reshape(-1), [x.reshape(-1) for x in mine]
+        if not (alike and x.flags.carray):
+            return False
+    in_place = len(mine) == 1 and mine[0] is out
+    return in_place or not any(np.may_share_memory(x, out) for x in mine)
 
 
 def _checked(out: Array, mine: Sequence[Array], op: ReduceOp) -> tuple[Flat, list[Flat]]:
+    """Return valid arrays as ndarrays."""
     result = array(_CALL, "out", out, written=True)
     check_reducible(result, op)
-    if op.kind not in (SUM.kind, AVG.kind):
+    if op.pairwise is not SUM.pairwise or op.kind.prepares:
         raise ValueError(f"{_CALL}: op must be SUM or AVG, got {op.name}")
     operands = [array(_CALL, f"mine[{i}]", x, written=False) for i, x in enumerate(mine)]
     if result.buffer.device != "cpu":
@@ -143,32 +132,31 @@ def _checked(out: Array, mine: Sequence[Array], op: ReduceOp) -> tuple[Flat, lis
         check_count(each, result.buffer.count, "as many as out")
     if len(mine) > 1 or mine[0] is not out:
         check_disjoint([result, *operands])
-    whole = result.buffer.as_numpy()
-    flat = whole.reshape(-1) if result.buffer.contiguous else np.empty(whole.size, whole.dtype)
-    return flat, [np.ascontiguousarray(x.buffer.as_numpy()).reshape(-1) for x in operands]
+    return result.buffer.as_numpy(), [x.buffer.as_numpy() for x in operands]
 
 
 class LeafSum:
-    """Sums arrays of `dtype` over a tree, as a rank of `group`; ranks compare `purpose`.
+    """Sums arrays of `dtype` over a tree, as rank `rank` of `size`; ranks compare `purpose`.
 
     Subtrees are added in the type `total`, and sent in the type `wire`: the leaves' own, if a
     subtree is a single leaf on every rank.
     """
 
     def __init__(
-        self, group: ProcessGroup, leaves: int, op: ReduceOp, dtype: DType, purpose: str = ""
+        self, rank: int, size: int, leaves: int, op: ReduceOp, dtype: DType, purpose: str = _CALL
     ) -> None:
-        self._size = int(group.size)
-        self.plan = plan = leaf_plan(leaves, group.rank, group.size)
+        self.tree = tree = leaf_tree(leaves, rank, size)
+        self._rank, self._size = int(rank), int(size)
         self.dtype, self.total = dtype, DType.FLOAT32 if dtype in WIDEN else dtype
-        self.wire = dtype if plan.total == leaves else self.total
-        self._add = kernel(kernel_address("SUM", self.total))
-        divides = op.kind.finishes and leaves > 1
-        self._divide = kernel(divide_address(self.total)) if divides else None
-        text = f"{purpose or _CALL} with {leaves} leaves, {op.name}"
-        self._any_order = not order_matters(SUM, self.total, plan.total)
+        self.wire = dtype if tree.count == leaves else self.total
+        self._add = kernel(address(op.pairwise.name, self.total))
+        finishes = op.kind.finishes if leaves > 1 else ""
+        self._divide = kernel(address(finishes, self.total)) if finishes else None
+        text = f"{purpose} with {leaves} leaves, {op.name}"
+        counts = [len(each) for each in tree.subtrees]
+        self._splits = (counts, [counts[rank]] * size) if len({*counts}) > 1 else ()
+        self._any_order = not order_matters(op, self.total, tree.count)
         self._summing, self._gathering = SUM.meant_for(text), BOR.meant_for(text)
-        self._memory: dict[str, Flat] = {}
         self.window = max(1, _WINDOW_BYTES // self.total.itemsize // self._size) * self._size
         """The most elements that are best summed at once."""
 
@@ -184,29 +172,23 @@ class LeafSum:
         elif self._any_order:
             self._reduce_natively(group, parts, out)
         else:
-            many = self.plan.total * count * self.wire.itemsize > _FEW_BYTES
+            many = self.tree.count * count * self.wire.itemsize > _FEW_BYTES
             whole = count - count % self._size if many else 0
             # The first call compares the ranks' purpose, also where it has no elements.
             self._exchange_few(group, [x[whole:] for x in parts], out[whole:], count)
             for low in range(0, whole, self.window):
-                high = min(whole, low + self.window)
-                self._exchange(group, [x[low:high] for x in parts], out[low:high])
+                window = slice(low, min(whole, low + self.window))
+                self._exchange(group, [x[window] for x in parts], out[window])
 
     def _reduce_natively(self, group: ProcessGroup, parts: Sequence[Flat], out: Flat) -> None:
         # An average of narrow floats is rounded once, so their sum stays in float32.
-        narrow = self.wire is not self.total and self._divide is None
-        direct = narrow or self.total is self.dtype
-        x = out if direct else self._scratch(group, "sum", self.total, len(out))
-        last = parts[-1]  # may be `out` itself
-        if x.dtype != last.dtype:
-            cast(last, x)
-        elif x.ctypes.data != last.ctypes.data:
-            x[...] = last
-        for part in parts[:-1]:  # several subtrees are ints, in any order
+        dtype = self.wire if self._divide is None else self.total
+        x = out if dtype is self.dtype else _scratch(group, "sum", dtype, len(out))
+        _convert(parts[0], x)
+        for part in parts[1:]:  # several subtrees are ints, in any order
             self.add(x, x, part)
         group.all_reduce(x, self._summing)
-        if x is not out or self._divide is not None:
-            self._finish(x, out)
+        self._finish(x, out)
 
     def _exchange_few(
         self, group: ProcessGroup, parts: Sequence[Flat], out: Flat, count: int
@@ -215,97 +197,104 @@ class LeafSum:
         how = self._gathering
         if count != len(out):
             how = how.meant_for(f"{how.purpose}, {count} elements")
-        rows = np.zeros((self.plan.total, len(out)), self.wire.numpy)
-        first = sum(map(len, self.plan.parts[: self.plan.rank]))
+        rows = np.zeros((self.tree.count, len(out)), self.wire.numpy)
+        first = sum(map(len, self.tree.subtrees[: self._rank]))
         rows[first : first + len(parts)] = parts
         group.all_reduce(rows.view(np.uint8), how)
         if len(out):
-            self._combine(group, rows, range(len(rows)), out)
+            self._combine(group, rows, out)
 
     def _exchange(self, group: ProcessGroup, parts: Sequence[Flat], out: Flat) -> None:
-        size, most, chunk = self._size, self.plan.most, len(out) // self._size
-        sent = parts[0]
-        if most > 1:
-            sent = self._scratch(group, "sent", self.wire, size * most * chunk)
-            by_rank = sent.reshape(size, most, chunk)
-            for place, part in enumerate(parts):
-                by_rank[:, place] = part.reshape(size, chunk)
-        received = self._scratch(group, "received", self.wire, size * most * chunk)
-        group.all_to_all_single(received, sent)
-        own = out[self.plan.rank * chunk :][:chunk]
-        places = [r * most + i for r, each in enumerate(self.plan.parts) for i in range(len(each))]
-        self._combine(group, received.reshape(-1, chunk), places, own)
+        many, chunk = len(parts), len(out) // self._size
+        sent = parts[0].reshape(self._size, chunk)
+        if many > 1:
+            sent = _scratch(group, "sent", self.wire, many * len(out)).reshape(-1, chunk)
+            for i, part in enumerate(parts):
+                sent[i::many] = part.reshape(self._size, chunk)
+        rows = _scratch(group, "received", self.wire, self.tree.count * chunk).reshape(-1, chunk)
+        group.all_to_all_single(rows, sent, *self._splits)
+        own = out[self._rank * chunk :][:chunk]
+        self._combine(group, rows, own)
         group.all_gather_into_tensor(out, own)
 
-    def _combine(self, group: ProcessGroup, rows: Flat, places: Sequence[int], out: Flat) -> None:
-        """out := the root; `places` are the rows of the subtrees, which are overwritten."""
+    def _combine(self, group: ProcessGroup, rows: Flat, out: Flat) -> None:
+        """out := the root; the rows, all ranks' subtrees, are overwritten."""
         if self.wire is not self.total:
-            narrow, rows = rows, self._scratch(group, "wide", self.total, rows.size)
-            cast(narrow.reshape(-1), rows)
-            rows = rows.reshape(narrow.shape)
-        first, step, nbytes = rows.ctypes.data, rows.strides[0], rows[0].nbytes
-        at = [first + place * step for place in places]
-        for left, right in self.plan.pairs[:-1]:
+            narrow, rows = rows, _scratch(group, "wide", self.total, rows.size).reshape(rows.shape)
+            cast(narrow, rows)
+        first, nbytes = rows.ctypes.data, rows[0].nbytes
+        at = [first + i * nbytes for i in range(len(rows))]
+        for left, right in self.tree.pairs[:-1]:
             self._add(at[left], at[left], at[right], nbytes)
-        target = out if self.total is self.dtype else rows[places[0]]
-        self._add(target.ctypes.data, at[0], at[self.plan.pairs[-1][1]], nbytes)
-        self._finish(target, out)
+        root = out if self.total is self.dtype else rows[0]
+        self._add(root.ctypes.data, at[0], at[self.tree.pairs[-1][1]], nbytes)
+        self._finish(root, out)
 
     def _finish(self, root: Flat, out: Flat) -> None:
         """out := the root, divided and rounded."""
         if self._divide is not None:
             to = out if self.total is self.dtype else root
-            self._divide(to.ctypes.data, root.ctypes.data, self.plan.leaves, to.nbytes)
+            self._divide(to.ctypes.data, root.ctypes.data, self.tree.leaves, to.nbytes)
             root = to
-        if root.dtype != out.dtype:
-            cast(root, out)
-        elif root is not out:
-            out[...] = root
+        _convert(root, out)
 
-    def _scratch(self, group: ProcessGroup, name: str, dtype: DType, count: int) -> Flat:
-        """Return memory for a purpose, which the next call for the same purpose overwrites."""
-        nbytes = count * dtype.itemsize
-        found = self._memory.get(name)
-        if found is None or len(found) < nbytes:
-            found = self._memory[name] = registered.empty(nbytes, np.uint8, group)
-        return found[:nbytes].view(dtype.numpy)
+
+leaf_sum = lru_cache(LeafSum)
+"""The LeafSum for these arguments."""
 
 
 class HeldSums:
     """The sums of the subtrees that this rank's leaves have formed so far, as a binary counter."""
 
-    def __init__(self, sums: LeafSum) -> None:
-        self._sums = sums
+    def __init__(self, group: ProcessGroup, sums: LeafSum) -> None:
+        self._group, self._sums = group, sums
         self._nodes: list[range] = []
-        self._held: list[tuple[Flat, Flat | None]] = []
-        """By subtree: its sum, and this object's own memory below; None: the leaf's is the sum."""
-        self._free: list[Flat] = []
+        self._held: list[Flat] = []
+        self._memory: dict[int, Flat] = {}
+        """By index in `_held`: memory for a sum, where that is not a leaf itself."""
 
     def add(self, leaf: Flat, keep: bool = False) -> None:
         """Take the next leaf; with `keep`, its memory may change after the call."""
         sums, count = self._sums, len(leaf)
-        number = self._nodes[-1].stop if self._nodes else sums.plan.mine.start
+        number = self._nodes[-1].stop if self._nodes else sums.tree.mine.start
         pairs = join(self._nodes, range(number, number + 1))
-        x, memory = leaf, None
+        x = leaf
         if sums.wire is not sums.dtype or (keep and not pairs):
-            memory = self._take(count)
-            x = memory[:count]
-            cast(leaf, x)
+            x = _scratch(self._group, "leaf", sums.wire, count) if pairs else self._own(count)
+            _convert(leaf, x)
         for _ in range(pairs):
-            left, below = self._held.pop()
-            to = below if below is not None else memory if memory is not None else self._take(count)
-            sums.add(to[:count], left, x)
-            if memory is not None and memory is not to:
-                self._free.append(memory)
-            x, memory = to[:count], to
-        self._held.append((x, memory))
+            left = self._held.pop()
+            total = self._own(count)
+            sums.add(total, left, x)
+            x = total
+        self._held.append(x)
 
-    def reduce(self, group: ProcessGroup, out: Flat) -> None:
+    def reduce(self, out: Flat) -> None:
         """Combine the sums of all ranks into `out`, and begin again. Blocks."""
-        self._sums.reduce(group, [x for x, _ in self._held], out)
-        self._free += [memory for _, memory in self._held if memory is not None]
+        self._sums.reduce(self._group, self._held, out)
         self._nodes, self._held = [], []
 
-    def _take(self, count: int) -> Flat:
+    def _own(self, count: int) -> Flat:
+        """Return this object's memory for the next element in `_held`."""
         # No later array is longer: windows of an array, or the passes of a bucket.
-        return self._free.pop() if self._free else np.empty(count, self._sums.wire.numpy)
+        index = len(self._held)
+        if index not in self._memory:
+            self._memory[index] = np.empty(count, self._sums.wire.numpy)
+        return self._memory[index][:count]
+
+
+def _convert(source: Flat, target: Flat) -> None:
+    """Write the elements in another dtype, if that differs; `target` may be `source`."""
+    if source.dtype != target.dtype:
+        cast(source, target)
+    elif source is not target and source.ctypes.data != target.ctypes.data:
+        target[...] = source
+
+
+def _scratch(group: ProcessGroup, purpose: str, dtype: DType, count: int) -> Flat:
+    """Return memory that the next call for the same purpose overwrites."""
+    memory, nbytes = _memory.setdefault(group, {}), count * dtype.itemsize
+    found = memory.get(purpose)
+    if found is None or len(found) < nbytes:
+        found = memory[purpose] = registered.empty(nbytes, np.uint8, group)
+    return found[:nbytes].view(dtype.numpy)

@@ -119,6 +119,11 @@ class Reducer(PassStats):
         return self.leaves is None or self.leaves.is_last
 
     @property
+    def amid_step(self) -> bool:
+        """Whether this rank has had some of its leaves in the current step, and not all."""
+        return self.leaves is not None and self.leaves.done > 0
+
+    @property
     def plan(self) -> ReducePlan:
         """Each gradient's bucket and offset; a new plan after `rebuild`."""
         return self._storage.plan
@@ -287,7 +292,8 @@ class Reducer(PassStats):
             self._averaging.reset()
         self._record(Moment.COMM_END)
         self.skipped_buckets = current.skipped
-        if self.arrived is None:
+        # Amid a step, ranks have had different numbers of passes: all set `arrived` at its end.
+        if self.arrived is None and not self.amid_step:
             self.arrived = current.arrived
         if self._first_counts is None:
             self._first_counts = current.counts()
@@ -309,12 +315,13 @@ class Reducer(PassStats):
 
     def _left_by(self, error: BaseException | None) -> None:
         if self._left is None:
-            place = f"pass {self.passes + 1}"
+            left = f"pass {self.passes + 1}"
             if self.leaves is not None:  # ranks may have made another number of passes
                 before = "" if self.leaves.is_last else " before its last leaf"
-                place = f"step {self.leaves.steps + 1}{before}"
-            what = f"{place} of reducer {self._maker.number}"
+                left = f"step {self.leaves.steps + 1}{before}"
+            what = f"{left} of reducer {self._maker.number}"
             self._left = LeftPass(self.group, what, self._storage.nothing())
+            self._used_parameters.local = bytearray(len(self.specs))
             if self.leaves is not None:
                 self.leaves.reset()
             self._failed(error or self._left.error)
@@ -358,8 +365,7 @@ class Reducer(PassStats):
         """
         self._between_passes("rebuild")
         fixed = self.settings.varies or self.settings.buckets is not None
-        fixed = fixed or (self.leaves is not None and self.leaves.done > 0)
-        if self.rebuilt or self.arrived is None or fixed:
+        if self.rebuilt or self.arrived is None or fixed or self.amid_step:
             return False
         own_order = arrival_order(self.arrived, len(self._params))
         old = self.gradients

@@ -224,8 +224,8 @@ class Gradients:
             self._on_end()
         if self._static:
             self._unused = self._missing()
-        if self.reducer.leaves is not None and self.reducer.leaves.done:
-            return  # amid a step
+        if self.reducer.amid_step:
+            return
         used = self.reducer.used
         means: Collection[int] = {*self._outside_buckets, *self._unused, *late} - self._stepped
         if not all(used):
@@ -295,8 +295,9 @@ class Gradients:
 
     def leave(self) -> None:
         """Leave the pass that an exception has ended on this rank; see `Reducer.leave`."""
-        leaves = self.reducer.leaves
-        self._left = self._mark is not None or (leaves is not None and leaves.done > 0)
+        # A leaf's pass has dropped the gradients from before, also if none has come since.
+        dropped = self._end_queued and self.reducer.leaves is not None
+        self._left |= self._mark is not None or dropped
         self._mark, self._announced, self._end_queued = None, False, False
         self.reducer.leave()
 
@@ -312,8 +313,8 @@ _UNEXPECTED = (
 )
 _LEFT = (
     "an exception has ended the last backward pass on every rank, so its gradients are not means. "
-    "This error comes once: zero the gradients, and go on with the next forward pass, which begins "
-    "a step of leaves again."
+    "Zero the gradients and go on with a forward pass (with leaves: for this rank's first leaf). "
+    "This error comes once."
 )
 _COMPILED = (
     "a compiled backward pass (compiled_autograd) ends with the last gradient that the forward "

@@ -67,26 +67,22 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
     `mixed_precision` is a MixedPrecision. Optimizers from `apply_optimizer_in_backward` step by the
     means, as soon as these are known.
 
-    With `ordered`, gradients are added in rank order on every backend (see ReduceOp.ordered): the
-    same ranks get the same bits with any buckets and on any hosts. None: as NC10D_ORDERED says.
+    With `ordered`, gradients are added in rank order on every backend (see ReduceOp.ordered), with
+    the same bits by any buckets and on any hosts. None: as NC10D_ORDERED says.
 
-    With `leaves`, a power of two, a step's global batch is cut into so many micro-batches, and
-    `my_leaves` are the numbers of this rank's. A rank makes a forward and a backward pass for each:
+    With `leaves`, a power of two, a step has so many micro-batches of equal size. A rank makes a
+    forward and a backward pass for each of its own:
 
         for leaf in model.my_leaves:
             loss(model(batch[leaf])).backward()
         optimizer.step()
 
-    Each backward pass drops the gradients from before (`zero_grad` is not needed). After the last
-    they are the means over all leaves, added along a fixed tree. So training on 1 to `leaves`
-    ranks, also on another number after a checkpoint, ends with the same weights, bit for bit. That
-    needs leaves with the same bits: of equal size, computed by kernels whose bits do not depend on
-    threads (torch.set_num_threads), with random numbers that depend on the leaf, not on the rank.
-    Buffers are sent once a step, and are not covered: a BatchNorm's running statistics are rank 0's
-    leaves'. A RuntimeError where parameters change amid a step; an optimizer that steps after too
-    few backward passes is found in the next. Not with no_sync, join, comm and buffer hooks, sparse
-    gradients, SyncBatchNorm, `skip_all_reduce_unused_params`, optimizers in the backward pass, or a
-    module on GPUs.
+    A backward pass drops the gradients from before. After the rank's last they are the means over
+    all leaves, added along a fixed tree: 1 to `leaves` ranks end with the same weights, bit for
+    bit, if kernels (torch.set_num_threads) and random numbers depend on the leaf alone. Buffers are
+    rank 0's, sent once a step. RuntimeError in a backward pass if parameters have changed amid a
+    step. Not with no_sync, join, comm and buffer hooks, sparse gradients, SyncBatchNorm,
+    `skip_all_reduce_unused_params`, optimizers in the backward pass, or a module on GPUs.
 
     DDP ignores names in `module._ddp_params_and_buffers_to_ignore`. Only a module on the default
     group can be copied or pickled. A copy joins the group in its first forward pass that records a

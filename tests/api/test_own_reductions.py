@@ -70,9 +70,15 @@ def tensors(group: ProcessGroup) -> None:
     sample = np.arange(group.size)
     expected = [group.size, sample.mean(), sample.var() * group.size]
     assert np.allclose(moments.numpy()[0], expected, rtol=1e-14)
-    best_k = torch.tensor([5.0, 3.0]) - group.rank, torch.tensor([10, 20]) + group.rank
-    dist.all_reduce(best_k, dist.topk(2))
-    assert best_k[0].tolist() == [5.0, 4.0 if group.size > 1 else 3.0]
+    best_k = torch.topk(torch.tensor([5.0, 1.0, 3.0]) - group.rank, 2)  # a named tuple
+    out = torch.zeros(2), torch.zeros(2, dtype=torch.int64)
+    dist.all_reduce(best_k, dist.topk(2), out=out)
+    assert out[0].tolist() == [5.0, 4.0 if group.size > 1 else 3.0]
+    assert best_k[0].tolist() == [5.0 - group.rank, 3.0 - group.rank]
+    with pytest.raises(ValueError, match="all_reduce: tensor and out must not share memory"):
+        dist.all_reduce(best_k, dist.topk(2), out=(out[0], best_k[1]))
+    with pytest.raises(TypeError, match="out must be a tuple where tensor is"):
+        dist.all_reduce(best_k, dist.topk(2), out=out[0])
 
 
 def test_torch_tensors_hold_fields_and_rows(ranks: Ranks) -> None:

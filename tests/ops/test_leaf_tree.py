@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nc10d.ops.leaf_tree import join, leaf_plan, leaves_of, subtrees
+from nc10d.ops.leaf_tree import join, leaf_tree, leaves_of, subtrees
 
 
 def tree(leaves: range) -> str:
@@ -24,14 +24,14 @@ def worlds(draw: st.DrawFn) -> tuple[int, int]:
 
 
 def test_the_tree_by_hand() -> None:
-    plan = leaf_plan(8, 1, 3)
-    assert plan.mine == range(3, 6)
-    assert [[(s.start, s.stop) for s in part] for part in plan.parts] == [
+    found = leaf_tree(8, 1, 3)
+    assert found.mine == range(3, 6)
+    assert [[(s.start, s.stop) for s in part] for part in found.subtrees] == [
         [(0, 2), (2, 3)],
         [(3, 4), (4, 6)],
         [(6, 8)],
     ]
-    assert plan.pairs == ((1, 2), (0, 1), (3, 4), (0, 3))
+    assert found.pairs == ((1, 2), (0, 1), (3, 4), (0, 3))
     assert tree(range(8)) == "(((0+1)+(2+3))+((4+5)+(6+7)))"
 
 
@@ -48,12 +48,12 @@ def test_shares_are_in_order_and_even(world: tuple[int, int]) -> None:
 @given(worlds())
 def test_any_number_of_ranks_adds_along_the_same_tree(world: tuple[int, int]) -> None:
     leaves, size = world
-    plan = leaf_plan(leaves, 0, size)
-    found = [tree(part) for parts in plan.parts for part in parts]
-    for left, right in plan.pairs:
+    shared = leaf_tree(leaves, 0, size)
+    found = [tree(subtree) for each in shared.subtrees for subtree in each]
+    assert shared.count == len(found)
+    for left, right in shared.pairs:
         found[left] = f"({found[left]}+{found[right]})"
     assert found[0] == tree(range(leaves))
-    assert plan.total == len(found) == len(plan.pairs) + 1
 
 
 @given(worlds())
@@ -80,9 +80,9 @@ def test_a_rank_holds_few_sums_at_a_time(world: tuple[int, int]) -> None:
 @pytest.mark.parametrize(("leaves", "size"), [(0, 1), (6, 2), (4, 5), (-8, 1)])
 def test_other_numbers_are_errors(leaves: int, size: int) -> None:
     with pytest.raises(ValueError, match="leaves"):
-        leaf_plan(leaves, 0, size)
+        leaf_tree(leaves, 0, size)
 
 
 def test_the_number_is_an_int() -> None:
     with pytest.raises(TypeError, match="leaves must be an int"):
-        leaf_plan(2.0, 0, 1)  # type: ignore[arg-type]
+        leaf_tree(2.0, 0, 1)  # type: ignore[arg-type]

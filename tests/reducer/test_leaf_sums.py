@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -224,6 +225,36 @@ def test_ranks_that_differ_in_the_tree_or_the_reduction_are_a_mismatch(count: in
 
     run_ranks(run, 3, "threads", [4, 4, 8], [SUM] * 3)
     run_ranks(run, 3, "threads", [4] * 3, [SUM, AVG, SUM])
+
+
+@pytest.mark.parametrize(("size", "leaves", "most"), [(2, 2, 1.0), (1, 4, 1.0 + 8 * 2)])
+def test_buckets_share_the_memory_in_which_narrow_floats_are_widened(
+    size: int, leaves: int, most: float
+) -> None:
+    """`most` is in float32 arrays as long as a bucket; with 4 leaves, a bucket keeps 2 sums."""
+    count, buckets = 300_000, 8
+
+    def run(group: ProcessGroup) -> int:
+        params = [np.zeros(count, DType.BFLOAT16.numpy) for _ in range(buckets)]
+        each = [[i] for i in range(buckets)]
+        reducer = dist.Reducer(params, group, leaves=leaves, bucket_indices=each)
+        dist.barrier(group)
+        tracemalloc.start()
+        for _ in reducer.leaves.mine:  # type: ignore[union-attr]
+            reducer.begin()
+            for param in range(buckets):
+                reducer.grad_ready(param)
+            reducer.finish()
+        dist.barrier(group)
+        found, _ = tracemalloc.get_traced_memory()
+        dist.barrier(group)  # the ranks are threads, and have kept their memory until here
+        return found
+
+    try:
+        found = max(run_local(run, size))
+    finally:
+        tracemalloc.stop()
+    assert found / (size * 4 * count) == pytest.approx(most, abs=0.5)
 
 
 def test_a_rank_outside_the_group_does_nothing() -> None:

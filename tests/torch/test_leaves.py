@@ -203,22 +203,57 @@ def test_what_does_not_go_with_leaves_is_an_error(world):
         DistributedDataParallel(Two(), leaves=2 << world.rank)
 
 
-def test_an_exception_that_ends_a_leaf_on_every_rank_begins_the_step_again():
+@pytest.mark.parametrize("where", ["a", "b"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_an_exception_that_ends_a_leaf_on_every_rank_begins_the_step_again(size, where):
+    """With 3 ranks, rank 0 has had a pass before the exception, and the others have had none."""
+
     def run(_group):
         model = DistributedDataParallel(Two(), leaves=4)
-        model(torch.full((1,), 7.0)).backward()
+        x = getattr(model.module, where)
+        for _ in model.my_leaves[1:]:
+            model(torch.full((1,), 7.0)).backward()
         output = model(torch.ones(1))
-        model.module.b.register_hook(lambda _: 1 / 0)
+        handle = x.register_hook(lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             output.backward()
-        model.module.b._backward_hooks.clear()
+        handle.remove()
         with pytest.raises(RuntimeError, match="an exception has ended the last backward pass"):
             model(torch.ones(1))
-        for leaf in model.my_leaves:
-            model(torch.tensor([float(leaf)])).backward()
-        return [x.grad.item() for x in model.parameters()]
+        found = []
+        for _ in range(2):
+            for leaf in model.my_leaves:
+                model(torch.tensor([float(leaf)])).backward()
+            found.append(([x.grad.item() for x in model.parameters()], model.reducer.rebuilt))
+        return found
 
-    assert run_local(run, 2) == [[1.5, 1.5]] * 2
+    assert run_local(run, size) == [[([1.5, 1.5], False), ([1.5, 1.5], True)]] * size
+
+
+@pytest.mark.ranks(2)
+def test_a_step_without_a_gradient_fails_once(world):
+    model = DistributedDataParallel(Two(), leaves=2)
+    with pytest.raises(RuntimeError, match="ended without the gradients of b"):
+        model(torch.ones(1), both=False).backward()
+    model(torch.ones(1)).backward()
+    assert [x.grad.item() for x in model.parameters()] == [1.0, 1.0]
+
+
+def test_a_parameter_that_only_a_left_pass_has_used_is_unused():
+    def run(_group):
+        model = DistributedDataParallel(Two(), leaves=4, find_unused_parameters=True)
+        output = model(torch.ones(1))
+        handle = model.module.a.register_hook(lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            output.backward()
+        handle.remove()
+        with pytest.raises(RuntimeError, match="an exception has ended the last backward pass"):
+            model(torch.ones(1))
+        for _ in model.my_leaves:
+            model(torch.ones(1), both=False).backward()
+        return model.module.b.grad
+
+    assert run_local(run, 2) == [None, None]
 
 
 @pytest.mark.ranks(3)

@@ -117,6 +117,24 @@ def test_a_backward_pass_that_all_ranks_have_left_raises_at_most_once_more(name,
     assert found[free:] == [10.0**step for step in range(free, STEPS)]
 
 
+class Outputs(Layers):
+    """Each layer's output is an output, so autograd is told the pass's end twice."""
+
+    def forward(self, x: torch.Tensor, place: int = -1, forward: bool = False) -> Any:
+        return [layer(Raises.apply(x, i == place)).sum() for i, layer in enumerate(self.layers)]
+
+
+@pytest.mark.ranks(2)
+def test_a_pass_from_several_outputs_that_all_ranks_have_left_raises_once_more(world: Any) -> None:
+    model = DistributedDataParallel(Outputs())
+    x = torch.ones(1, 1, requires_grad=True)
+    with pytest.raises(MemoryError):
+        sum(model(x, place=0)).backward()
+    with pytest.raises(RuntimeError, match="an exception has ended the last backward pass"):
+        model(x)
+    sum(model(x)).backward()
+
+
 @pytest.mark.ranks(SIZE, strict=False)
 def test_a_forward_pass_that_one_rank_has_left_may_be_repeated(world: Any):
     model = DistributedDataParallel(Layers())

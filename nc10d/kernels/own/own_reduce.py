@@ -92,8 +92,9 @@ def _form_of(
         return _Number(element, _alignment(element, 0, element.itemsize, aligned)), False
     if not writes and not any(field.shape for field in element.fields):
         return _Fields(element, aligned), False
-    if widened(element) is not element:
-        return _Widened(element, aligned), writes
+    wide = widened(element)
+    if wide is not element:
+        return _Widened(wide, True, True, element, aligned), writes
     return _InMemory(element, aligned, copies=not writes), writes
 
 
@@ -266,35 +267,17 @@ class _InMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class _Widened:
-    """A record in memory with types that Numba lacks; the function gets a copy with others."""
+class _Widened(_InMemory):
+    """A record whose copy has wider types than the array's record: Numba lacks some of those."""
 
-    record: RecordType
-    aligned: bool
-
-    @property
-    def _inner(self) -> _InMemory:
-        return _InMemory(widened(self.record), aligned=True, copies=False)
-
-    @property
-    def argument(self) -> types.Type:
-        return self._inner.argument
-
-    @property
-    def result(self) -> str:
-        return self._inner.result
-
-    def takes(self, kind: types.Type) -> bool:
-        return self._inner.takes(kind)
-
-    def load(self, context: Any, b: Builder, at: Value, access: Access) -> Value:
-        return self.copy(context, b, at)
+    stored: RecordType
+    stored_aligned: bool
 
     def copy(self, context: Any, b: Builder, at: Value) -> Value:
         """Return a copy, which the function may write to."""
-        copy = room(b, self._inner.record.itemsize)
+        copy = room(b, self.record.itemsize)
         self._convert(context, b, copy, at, narrow=False)
-        return self._inner.load(context, b, copy, _unmarked)
+        return self._argument(context, b, copy)
 
     def store(
         self, context: Any, b: Builder, value: Value, kind: types.Type, at: Value, access: Access
@@ -302,7 +285,7 @@ class _Widened:
         self._convert(context, b, at, b.bitcast(value, _BYTES), narrow=True)
 
     def _convert(self, context: Any, b: Builder, to: Value, at: Value, narrow: bool) -> None:
-        pair = _numbers(self.record, self.aligned), _numbers(self._inner.record, True)
+        pair = _numbers(self.stored, self.stored_aligned), _numbers(self.record, self.aligned)
         sources, targets = reversed(pair) if narrow else pair
         for field, source, target in zip(self.record.fields, sources, targets, strict=True):
             with cgutils.for_range(b, I64(field.count), intp=I64) as loop:
@@ -314,7 +297,7 @@ class _Widened:
                 target[0].store(context, b, value, source[0].argument, y, _unmarked)
 
 
-Form: TypeAlias = _Number | _Fields | _InMemory | _Widened
+Form: TypeAlias = _Number | _Fields | _InMemory
 """How a function sees an element.
 
 `argument` is an argument's type, `result` the proper result in words, `takes` whether `store` takes
@@ -410,12 +393,12 @@ def own_part(
         _check_result(function, form, signature.return_type, writes)
         compute = context.get_function(called, signature)
         values = [form.load(context, b, at, access) for at in places]
-        if isinstance(form, _InMemory | _Widened) and writes:
+        if isinstance(form, _InMemory) and writes:
             result, kind = form.copy(context, b, places[0]), form.argument
             compute(b, [*values, result])
         else:
             result, kind = compute(b, values), signature.return_type
-        if isinstance(form, _Fields | _Widened) and form.record.padded:
+        if isinstance(element, RecordType) and element.padded:
             move(b, to, places[0], item, aligned)
         form.store(context, b, result, kind, to, access)
 

@@ -33,10 +33,11 @@ class Bucket(GradBucket):
         is_last: bool,
         allocate: Allocate,
         purpose: str = "",
+        ordered: bool = False,
     ) -> None:
         memory = allocate(plan.count, plan.dtype.numpy)
         members = [parameters[param] for param in plan.params]
-        super().__init__(index, memory, plan.slots, members, is_last, purpose, allocate)
+        super().__init__(index, memory, plan.slots, members, is_last, purpose, allocate, ordered)
         self.views = dict(zip(plan.params, self.gradients(), strict=True))
         self._divides = plan.dtype.family in FRACTIONAL
         self._given: dict[int, Array] = {}

@@ -134,7 +134,5 @@ class StorageMaker:
         # Ranks compare the purpose, which is short, since errors show two.
         first = self.settings.names[plan.params[0]][-_NAME:]
         purpose = f"bucket {index} of reducer {self.number} ({first})"
-        kind = _bucket_class(plan.device)
-        bucket = kind(index, plan, self.parameters, is_last, allocate, purpose)
-        bucket.ordered = self.settings.ordered
-        return bucket
+        kind, ordered = _bucket_class(plan.device), self.settings.ordered
+        return kind(index, plan, self.parameters, is_last, allocate, purpose, ordered)

@@ -43,8 +43,8 @@ class GradBucket:
     """
 
     __slots__ = (
-        *("_allocate", "_buffer", "_divider", "_index", "_last", "_narrow", "_parameters"),
-        *("_reductions", "_slots", "divided", "in_place", "memory", "ordered", "purpose"),
+        *("_allocate", "_buffer", "_divider", "_index", "_last", "_narrow", "_ordered"),
+        *("_parameters", "_reductions", "_slots", "divided", "in_place", "memory", "purpose"),
     )
 
     def __init__(
@@ -56,14 +56,14 @@ class GradBucket:
         is_last: bool,
         purpose: str = "",
         allocate: Allocate = np.zeros,
+        ordered: bool = False,
     ) -> None:
         self._index = index
         self._allocate = allocate
         self._narrow: dict[DType, Array] = {}
         self.purpose = purpose
         """The bucket's name, which ranks compare and errors show."""
-        self.ordered = False
-        """Whether ranks are to fold in rank order on every backend."""
+        self._ordered = ordered
         self._reductions: dict[ReduceOp, ReduceOp] = {}
         self._buffer = buffer
         self.memory = buffer
@@ -117,10 +117,13 @@ class GradBucket:
         return self._last
 
     def reduction(self, op: ReduceOp) -> ReduceOp:
-        """Return `op` with the bucket's name, so that ranks notice if their buckets differ."""
+        """Return `op` with the bucket's name, so that ranks notice if their buckets differ.
+
+        In an `ordered` bucket ranks fold in rank order on every backend.
+        """
         named = self._reductions.get(op)
         if named is None:
-            wanted = op.ordered if self.ordered else op
+            wanted = op.ordered if self._ordered else op
             named = self._reductions[op] = wanted.meant_for(self.purpose)
         return named
 

@@ -152,13 +152,7 @@ def _of_adapters(name: str) -> ProcessGroup:
 
 def spelled(reduce_op: str | ReduceOp) -> str:
     """Return a reduction's name in a graph: "sum", "premul_sum(0.5)", "sum.ordered"."""
-    if not isinstance(reduce_op, ReduceOp):
-        return checked_name(reduce_op)
-    kind = reduce_op.kind
-    name = kind.compared if kind.number < 0 else kind.name.lower()
-    if reduce_op.factor is not None:
-        name = f"{name}({reduce_op.factor!r})"
-    return f"{name}.ordered" if reduce_op.by_rank and kind.number >= 0 else name
+    return reduce_op.spelled if isinstance(reduce_op, ReduceOp) else checked_name(reduce_op)
 
 
 def checked_name(name: str) -> str:
