@@ -109,22 +109,17 @@ class RecordField:
         """How many elements there are."""
         return math.prod(self.shape)
 
-    @property
-    def is_scalar(self) -> bool:
-        """Whether this is a number, not an array of numbers."""
-        return not self.shape
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordType:
     """A structured array's element type, with a DType's properties; each dtype has a single one.
 
-    `rest` are the bytes that belong to no field, as (offset, bytes).
+    It is `padded` if some bytes belong to no field.
     """
 
     numpy: np.dtype[Any]
     fields: tuple[RecordField, ...]
-    rest: tuple[tuple[int, int], ...]
+    padded: bool
     label: str
     code: int
     family: ElementKind = ElementKind.RECORD
@@ -133,14 +128,6 @@ class RecordType:
     def itemsize(self) -> int:
         """An element's bytes."""
         return self.numpy.itemsize
-
-    @property
-    def row(self) -> tuple[DType, int] | None:
-        """The scalars' type and number, if all have the same type and fill the element."""
-        dtypes = {field.dtype for field in self.fields}
-        if len(dtypes) > 1 or self.rest:
-            return None
-        return self.fields[0].dtype, sum(field.count for field in self.fields)
 
 
 def widened(record: RecordType) -> RecordType:
@@ -190,27 +177,26 @@ def _record(dtype: np.dtype[Any]) -> RecordType:
         fields.append(RecordField(name, dtype_of(base), offset, shape))
     if not fields:
         raise TypeError("arrays of a structured dtype without fields can't be communicated")
-    rest, end = [], 0
+    end = 0
     for field in sorted(fields, key=lambda field: field.offset):
         if field.offset < end:
             raise TypeError(f"arrays of dtype {dtype} can't be communicated: fields overlap")
-        rest += [(end, field.offset - end)] * (field.offset > end)
         end = field.offset + field.count * field.dtype.itemsize
-    rest += [(end, dtype.itemsize - end)] * (dtype.itemsize > end)
-    label = _label(dtype, fields, bool(rest))
+    padded = sum(field.count * field.dtype.itemsize for field in fields) < dtype.itemsize
+    label = _label(dtype, fields, padded)
     digest = hashlib.blake2b(repr((label, fields, dtype.itemsize)).encode(), digest_size=7)
     code = int.from_bytes(digest.digest(), "little") | 1 << 56  # apart from every DType's
-    made = RecordType(dtype, tuple(fields), tuple(rest), label, code)
+    made = RecordType(dtype, tuple(fields), padded, label, code)
     return _BY_CODE.setdefault(code, made)  # type: ignore[return-value]
 
 
-def _label(dtype: np.dtype[Any], fields: list[RecordField], has_rest: bool) -> str:
-    """Return a record's type as text: {value: float32, token: int32[4]}, and bytes if some rest."""
+def _label(dtype: np.dtype[Any], fields: list[RecordField], padded: bool) -> str:
+    """Return a record's type as text: {value: float32, token: int32[4]}, and bytes if `padded`."""
     parts = [
         f"{field.name}: {field.dtype.label}{list(field.shape) if field.shape else ''}"
         for field in fields
     ]
-    return "{" + ", ".join(parts) + "}" + (f" in {dtype.itemsize} bytes" if has_rest else "")
+    return "{" + ", ".join(parts) + "}" + (f" in {dtype.itemsize} bytes" if padded else "")
 
 
 def dtype_of(dtype: np.dtype[Any]) -> DType:

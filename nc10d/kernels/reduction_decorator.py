@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from nc10d.arrays.dtypes import RecordType, element_of
+from nc10d.arrays.dtypes import DType, ElementType, RecordType, element_of
 from nc10d.kernels.reduce import kernel_address
 from nc10d.ops import ReduceOp
-from nc10d.ops.own_reductions import Elements, Place, own_reduction
+from nc10d.ops.own_reductions import Elements, Function, Place, field_dtypes, own_reduction
 from nc10d.ops.reductions import kind_of_own
-
-Function = Callable[..., Any]
 
 
 def reduction(
@@ -51,14 +50,18 @@ def reduction(
     frozen now; a difference is a CollectiveMismatch. TypeError, which quotes the line, for a
     function that Numba can't compile, or that raises, allocates or calls the interpreter.
     """
-    element = element_of(np.dtype(dtype))
+    if isinstance(dtype, FunctionType):
+        raise TypeError("reduction needs the elements' dtype: @nc10d.reduction('f4')")
+    label = str(dtype).removeprefix("torch.")
+    named = next((each for each in DType if each.label == label), None)
+    element = named or element_of(np.dtype(dtype))
 
     def decorate(function: Function) -> ReduceOp:
         given = {"step": function, "map": map, "finish": finish}
         functions = {part: each for part, each in given.items() if each is not None}
-        neutral = None if identity is None else np.array(identity, element.numpy)
+        neutral = None if identity is None else _neutral(identity, element)
         key = element.code, any_order, None if neutral is None else neutral.tobytes()
-        own = own_reduction(functions, _elements(element.numpy), element.label, neutral, key)
+        own = own_reduction(functions, _elements(element), element.label, neutral, key)
         made = ReduceOp(kind_of_own(own, any_order))
         for part in functions:
             kernel_address(made.kind.compared + f"/{part}" * (part != "step"), element)
@@ -67,23 +70,33 @@ def reduction(
     return decorate
 
 
-def _elements(wanted: np.dtype[Any]) -> Elements:
-    """Return the function that sees arrays of `wanted`, rows of numbers, or fields as elements."""
-    element = element_of(wanted)
-    row = element.row if isinstance(element, RecordType) else None
-    fields = element.fields if isinstance(element, RecordType) else ()
-    parts = [(field.dtype.numpy, field.is_scalar, field.count) for field in fields]
+def _neutral(identity: Any, element: ElementType) -> Any:
+    """Return the identity as an array; ValueError if that is no element, or changes an int."""
+    given = identity.tolist() if isinstance(identity, (np.generic, np.ndarray)) else identity
+    try:
+        with np.errstate(over="raise"):
+            found = np.array(given, element.numpy)
+        parts = [found[name] for name in element.numpy.names or ()] or [found]
+        values = given if isinstance(given, tuple) and len(parts) > 1 else [given] * len(parts)
+        ints = [(x, y) for x, y in zip(parts, values, strict=True) if x.dtype.kind in "biu"]
+        fits = found.shape == () and all(np.all(x == y) for x, y in ints)
+    except (TypeError, ValueError, OverflowError, FloatingPointError):
+        fits = False
+    if not fits:
+        raise ValueError(f"identity must be an element of {element.label}, got {identity!r}")
+    return found
+
+
+def _elements(element: ElementType) -> Elements:
+    """Return the function that sees arrays of `element`, rows of numbers, or fields as elements."""
+    wanted = element.numpy
+    fields = [wanted[name] for name in wanted.names or ()]
+    dtypes, shapes = [field.base for field in fields], [field.shape for field in fields]
+    rows = isinstance(element, RecordType) and not element.padded
 
     def elements(*places: Place) -> np.dtype[Any] | None:
-        if len(places) > 1:
-            pairs = zip(parts, places, strict=False)
-            fits = len(places) == len(parts) and all(
-                dtype == part[0] and (part[1] or last == part[2]) for part, (dtype, last) in pairs
-            )
-        else:
-            ((dtype, last),) = places
-            is_row = row is not None and (dtype, last) == (row[0].numpy, row[1])
-            fits = is_row or dtype == wanted
-        return wanted if fits else None
+        if [dtype for dtype, _ in places] == [wanted]:
+            return wanted
+        return wanted if fields and field_dtypes(places, shapes, rows) == dtypes else None
 
     return elements

@@ -15,8 +15,8 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import numba  # first and whole: threads that import its parts at once meet half of a module
 from llvmlite import ir
-from numba.core.registry import cpu_target
 from numba.extending import intrinsic as cpu_intrinsic
 
 from nc10d.arrays.dtypes import DType, ElementKind
@@ -126,7 +126,7 @@ def is_nan(b: Builder, x: Value) -> Value:
 @functools.cache
 def _cpu_converts_half() -> bool:
     """Return whether the CPU has the float16 conversions; LLVM would call a missing function."""
-    triple, _, features = cpu_target.target_context.codegen().magic_tuple()
+    triple, _, features = numba.core.registry.cpu_target.target_context.codegen().magic_tuple()
     return "+f16c" in features or not triple.startswith("x86")
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dis
 import hashlib
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CellType, CodeType, FunctionType, ModuleType
@@ -25,6 +26,8 @@ Elements: TypeAlias = Callable[..., np.dtype[Any] | None]
 
 None if the reduction takes no such arrays.
 """
+MOST_BYTES = 520
+"""The most bytes of a record that a function combines."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,10 +54,23 @@ class OwnReduction:
         TypeError for arrays that the reduction does not take.
         """
         found = self.elements(*places)
-        if found is None:
+        if found is None or found.itemsize > MOST_BYTES:
             given = " and ".join(f"{dtype} (last dimension {last})" for dtype, last in places)
-            raise TypeError(f"{self.name} reduces {self.takes}, not arrays of {given}")
+            raise TypeError(f"{self.name} reduces {self.takes}; not arrays of {given}")
         return found
+
+
+def field_dtypes(places: Sequence[Place], shapes: list[Any], rows: bool) -> list[np.dtype[Any]]:
+    """Return the dtypes of fields in arrays with a field each, or in rows of numbers if `rows`.
+
+    The list is empty for other arrays.
+    """
+    counts = [math.prod(shape) for shape in shapes]
+    if len(places) == 1:
+        return [places[0][0]] * len(shapes) if rows and places[0][1] == sum(counts) else []
+    parts = zip(shapes, counts, places, strict=False)
+    fit = len(places) == len(shapes) and all(not shape or n == at for shape, n, (_, at) in parts)
+    return [dtype for dtype, _ in places] if fit else []
 
 
 def own_reduction(

@@ -8,9 +8,6 @@ dtype at its first use. Rules:
   the same bits: exp and log1p have errors of at most 1 ulp.
 - WELFORD takes (n, mean, m2), m2 the sum of squared differences from the mean (Chan, Golub and
   LeVeque 1983). softmax_merge takes (logsumexp, values) (Milakov and Gimelshein 2018).
-- topk takes k (value, index) in descending order, and gives the k best of both sides, ordered as
-  ARGMAX.
-- LAND, LOR, LXOR see an element as true unless it is 0; the result is 1 or 0.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from nc10d.ops.own_reductions import Elements, Place, own_reduction
+from nc10d.ops.own_reductions import Elements, Place, field_dtypes, own_reduction
 from nc10d.ops.reductions import ReduceOp, kind_of_own
 
 
@@ -46,17 +43,13 @@ def _made(
 
 
 def _numbers(*places: Place) -> np.dtype[Any] | None:
-    ((dtype, _),) = places if len(places) == 1 else ((None, 0),)
-    return None if dtype is None or dtype.names else dtype
+    (dtype, _), *others = places
+    return None if others or dtype.names else dtype
 
 
 def _floats(*places: Place) -> np.dtype[Any] | None:
     dtype = _numbers(*places)
-    return dtype if dtype is not None and _is_float(dtype) else None
-
-
-def _is_float(dtype: np.dtype[Any]) -> bool:
-    return dtype.kind == "f" or "float" in dtype.name
+    return dtype if dtype is not None and "float" in dtype.name else None
 
 
 def _records(*fields: tuple[str, int], floats: bool = False) -> Elements:
@@ -66,25 +59,15 @@ def _records(*fields: tuple[str, int], floats: bool = False) -> Elements:
     rows of them.
     """
     shapes = [(count,) if count else () for _, count in fields]
-    width = sum(max(1, count) for _, count in fields)
 
     def elements(*places: Place) -> np.dtype[Any] | None:
-        (dtype, last), *others = places
-        if dtype.names and not others:
-            found = dtype if [dtype[name].shape for name in dtype.names] == shapes else None
-        else:
-            is_row = floats and last == width and not others
-            dtypes = [dtype] * len(fields) if is_row else []
-            if len(places) == len(fields):
-                fits = all(n in (0, at) for (_, n), (_, at) in zip(fields, places, strict=True))
-                dtypes = [each for each, _ in places] if fits else []
-            parts = zip(fields, dtypes, shapes, strict=False)
-            made = [(name, each, shape) for (name, _), each, shape in parts]
-            found = np.dtype(made) if made else None
-        kinds = [] if found is None else [found[name].base for name in found.names or ()]
-        if floats and not all(map(_is_float, kinds)):
-            return None
-        return found
+        found = places[0][0]
+        if len(places) > 1 or not found.names:
+            pairs = zip(fields, field_dtypes(places, shapes, floats), shapes, strict=False)
+            found = np.dtype([(name, dtype, shape) for (name, _), dtype, shape in pairs])
+        parts = [found[name] for name in found.names or ()]
+        fits = not floats or all("float" in part.base.name for part in parts)
+        return found if fits and [part.shape for part in parts] == shapes else None
 
     return elements
 
@@ -92,18 +75,14 @@ def _records(*fields: tuple[str, int], floats: bool = False) -> Elements:
 # Exact reductions, which give the same bits in any order
 
 
-def _argmax(a: Any, b: Any) -> Any:
-    nan_a, nan_b = a[0] != a[0], b[0] != b[0]
-    better = (b[0] > a[0]) | (nan_b & (not nan_a))
-    same = (a[0] == b[0]) | (nan_a & nan_b)
-    return b if better | (same & (b[1] < a[1])) else a
+def _extreme(least: bool) -> Callable[..., Any]:
+    def extreme(a: Any, b: Any) -> Any:
+        nan_a, nan_b = a[0] != a[0], b[0] != b[0]
+        better = (b[0] < a[0] if least else b[0] > a[0]) | (nan_b & (not nan_a))
+        same = (a[0] == b[0]) | (nan_a & nan_b)
+        return b if better | (same & (b[1] < a[1])) else a
 
-
-def _argmin(a: Any, b: Any) -> Any:
-    nan_a, nan_b = a[0] != a[0], b[0] != b[0]
-    better = (b[0] < a[0]) | (nan_b & (not nan_a))
-    same = (a[0] == b[0]) | (nan_a & nan_b)
-    return b if better | (same & (b[1] < a[1])) else a
+    return extreme
 
 
 def _truth(a: Any) -> Any:
@@ -124,9 +103,9 @@ def _lxor(a: Any, b: Any) -> Any:
 
 _PAIRS = _records(("value", 0), ("index", 0))
 _TAKES_PAIRS = "(value, index): records of two scalars, or two arrays"
-ARGMAX = _made("ARGMAX", _argmax, _PAIRS, _TAKES_PAIRS, any_order=True)
+ARGMAX = _made("ARGMAX", _extreme(least=False), _PAIRS, _TAKES_PAIRS, any_order=True)
 """The greatest value and its index: for (values, indices), or records of both; a NaN wins."""
-ARGMIN = _made("ARGMIN", _argmin, _PAIRS, _TAKES_PAIRS, any_order=True)
+ARGMIN = _made("ARGMIN", _extreme(least=True), _PAIRS, _TAKES_PAIRS, any_order=True)
 """The least value and its index."""
 MAXLOC = ARGMAX
 """ARGMAX by MPI's name."""
@@ -168,7 +147,8 @@ def topk(k: int) -> ReduceOp:
                 i += 1
 
     elements = _records(("value", k), ("index", k))
-    return _made(f"topk({k})", merge, elements, f"{k} values and {k} indices", any_order=True)
+    takes = f"(values, indices): two arrays whose last dimension is {k}, or records of {k} and {k}"
+    return _made(f"topk({k})", merge, elements, takes, any_order=True)
 
 
 # Log-sum-exp. The coefficients are Chebyshev fits, made for this file.
@@ -249,7 +229,6 @@ def softmax_merge(d: int) -> ReduceOp:
     For rows of 1 + d floats, the log-sum-exp of the weights and d weighted means, or records of
     both. At most 520 bytes: 129 float32 or 65 float64.
     """
-
     _check_count("softmax_merge", d, 128)
 
     def merge(a: Any, b: Any, out: Any) -> None:
@@ -263,7 +242,8 @@ def softmax_merge(d: int) -> ReduceOp:
         out[0] = total
 
     elements = _records(("logsumexp", 0), ("value", d), floats=True)
-    return _made(f"softmax_merge({d})", merge, elements, f"rows of 1 + {d} floats")
+    takes = f"rows of 1 + {d} floats: a last dimension of {1 + d}, d at most 64 for float64"
+    return _made(f"softmax_merge({d})", merge, elements, takes)
 
 
 def _welford(a: Any, b: Any) -> Any:
@@ -278,7 +258,7 @@ WELFORD = _made(
     "WELFORD",
     _welford,
     _records(("n", 0), ("mean", 0), ("m2", 0), floats=True),
-    "(n, mean, m2): rows of 3 floats, records of 3, or three arrays",
+    "(n, mean, m2): floats with a last dimension of 3, records of 3 floats, or three arrays",
     (0, 0, 0),
 )
 """Count, mean and sum of squared differences from it: the moments of all ranks' samples."""

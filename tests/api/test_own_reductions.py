@@ -143,6 +143,17 @@ def test_equal_functions_are_one_reduction_wherever_they_are_made() -> None:
     run_ranks(alike, 2)
 
 
+def finished(group: ProcessGroup) -> None:
+    op = dist.reduction("f8", finish=lambda a: a + 10, identity=0)(lambda a, b: a + b)
+    x = np.ones(2)
+    dist.exscan(x, op, identity=True)
+    assert x.tolist() == [0 if group.rank == 0 else 10 + group.rank] * 2
+
+
+def test_an_identity_is_given_as_it_is() -> None:
+    run_ranks(finished, 2)
+
+
 MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "dtype": (lambda: dist.all_reduce(np.zeros(3), best), "best reduces {value: float32"),
     "sum": (lambda: dist.all_reduce(np.zeros(3, Best)), "nc10d.reduction"),
@@ -156,6 +167,11 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: dist.all_reduce((np.zeros(3, "i4"), np.zeros(3, "f4")), best),
         "best reduces",
     ),
+    "a large row": (
+        lambda: dist.all_reduce(np.zeros((2, 129)), dist.softmax_merge(128)),
+        "d at most 64 for float64; not arrays of float64 .last dimension 129",
+    ),
+    "not called": (lambda: dist.all_reduce(np.zeros(3), dist.topk), r"nc10d.topk\(...\)$"),
     "tuple for SUM": (lambda: dist.all_reduce((np.zeros(3), np.zeros(3))), "got a tuple"),
     "no identity": (lambda: dist.exscan(made(Best, 1, 0), best, identity=True), "no identity"),
     "nested": (lambda: dist.broadcast(np.zeros(3, [("p", Best)]), 0), "'p' is structured"),

@@ -23,7 +23,7 @@ MEANT = {
     "BOR": [np.bitwise_or, operator.or_],
     "BXOR": [np.bitwise_xor, operator.xor],
 }
-NO_OPS = [None, 0, 1.5, "total", print, lambda x, y: x + y, reduce, object()]
+NO_OPS = [None, 0, 1.5, "total", print, reduce, object()]
 CASES = [(op, name) for name, ops in MEANT.items() for op in ops]
 
 
@@ -42,6 +42,18 @@ def test_an_error_names_the_reduction_that_was_meant(op, name):
 @pytest.mark.parametrize("op", NO_OPS, ids=range(len(NO_OPS)))
 def test_other_values_get_no_advice(op):
     assert advice_for(op) == ""
+
+
+FUNCTIONS = {
+    ": make it a reduction, by @nc10d.reduction(dtype)": lambda x, y: x + y,
+    ": call it, nc10d.topk(...)": dist.topk,
+    ": call it, nc10d.premul_sum(...)": dist.premul_sum,
+}
+
+
+@pytest.mark.parametrize("advice", FUNCTIONS)
+def test_an_error_says_how_a_function_becomes_a_reduction(advice):
+    assert advice_for(FUNCTIONS[advice]) == advice
 
 
 @pytest.mark.parametrize("name", ["SUM", "MAX", "BAND"])

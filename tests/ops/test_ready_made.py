@@ -203,8 +203,9 @@ def test_fields_keep_the_order_of_their_names() -> None:
         (nc10d.ARGMAX, ("f4", (2,)), "reduces .value, index."),
         (nc10d.LOGSUMEXP, "i4", "LOGSUMEXP reduces floats"),
         (nc10d.WELFORD, [("n", "i8"), ("mean", "f8"), ("m2", "f8")], "WELFORD reduces"),
-        (nc10d.topk(3), "f4", "3 values and 3 indices"),
-        (nc10d.softmax_merge(4), "f4", "rows of 1 . 4 floats"),
+        (nc10d.topk(3), "f4", "two arrays whose last dimension is 3"),
+        (nc10d.softmax_merge(4), "f4", "a last dimension of 5,"),
+        (nc10d.softmax_merge(65), ("f8", (66,)), "d at most 64 for float64"),
     ],
 )
 def test_other_arrays_are_refused(op: ReduceOp, dtype: Any, text: str) -> None:

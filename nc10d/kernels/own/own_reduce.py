@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections import namedtuple
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +32,7 @@ from typing import Any, TypeAlias
 import numba
 import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import errors, types
 from numba.core import cgutils
 from numba.extending import intrinsic, lower_cast
 from numba.np.numpy_support import from_dtype
@@ -40,13 +40,12 @@ from numba.np.numpy_support import from_dtype
 from nc10d.arrays.dtypes import DType, ElementKind, ElementType, RecordType, alignment, widened
 from nc10d.kernels import simd
 from nc10d.kernels.loops import compile_kernel
-from nc10d.kernels.own.refusals import RAISES, fault_of, line_of_raise, quoting, refusal, refusals
+from nc10d.kernels.own.refusals import RAISES, fault_of, line_of, quoting, refusal, refusals
 from nc10d.kernels.simd import I8, I32, I64, Builder, Value, pointer_to
-from nc10d.ops.own_reductions import Function, OwnReduction, copied
+from nc10d.ops.own_reductions import MOST_BYTES, Function, OwnReduction, copied
 
-MOST_BYTES = 520
-"""The most bytes of a record that a function combines."""
 _OPERANDS = {"step": 2, "map": 1, "finish": 1}
+_NOT_PLAIN = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _WIDEST_ALIGN = 16
 _AT_ONCE = 8
 _BYTES = I8.as_pointer()
@@ -78,6 +77,8 @@ def _form_of(
     function: Function, operands: int, element: ElementType, aligned: bool
 ) -> tuple[Form, bool]:
     """Return how a function sees elements, and whether it writes to its last parameter."""
+    if function.__code__.co_flags & _NOT_PLAIN:
+        raise refusal(function, "it must be a plain function: without async def and yield")
     given = len(inspect.signature(function).parameters)
     if given not in (operands, operands + 1):
         must = f"it must have {operands} parameters, or one more to write to"
@@ -89,7 +90,7 @@ def _form_of(
         if writes:
             raise refusal(function, "a number can't be written to: return the result")
         return _Number(element, _alignment(element, 0, element.itemsize, aligned)), False
-    if not writes and all(field.is_scalar for field in element.fields):
+    if not writes and not any(field.shape for field in element.fields):
         return _Fields(element, aligned), False
     wide = widened(element)
     if wide is not element:
@@ -141,7 +142,8 @@ class _Number:
             whole.real, whole.imag = parts
             return whole._getvalue()
         if self.dtype in simd.WIDEN:
-            return _of_one(b, simd.WIDEN[self.dtype](b, _as_one(b, parts[0])))
+            wide = simd.WIDEN[self.dtype](b, simd.spread(b, parts[0], 1))
+            return b.extract_element(wide, I32(0))
         if self.dtype is DType.BOOL:  # a byte of a user's array may hold anything
             return b.icmp_unsigned("!=", parts[0], I8(0))
         return parts[0]
@@ -155,7 +157,8 @@ class _Number:
             whole = cgutils.create_struct_proxy(self.argument)(context, b, value=value)
             parts = [whole.real, whole.imag]
         elif self.dtype in simd.NARROW:
-            parts = [_of_one(b, simd.NARROW[self.dtype](b, _as_one(b, value)))]
+            narrow = simd.NARROW[self.dtype](b, simd.spread(b, value, 1))
+            parts = [b.extract_element(narrow, I32(0))]
         elif self.dtype is DType.BOOL:
             parts = [b.zext(value, I8)]
         for place, part in zip(self._places(b, at), parts, strict=True):
@@ -174,11 +177,8 @@ class _Fields:
 
     @property
     def argument(self) -> types.Type:
-        names = [field.name for field in self.record.fields]
-        try:
-            kind = namedtuple("Record", names)  # type: ignore[misc]
-        except ValueError as error:
-            raise TypeError(f"fields can't be read as attributes: {error}") from None
+        # No namedtuple, which refuses names that begin with an underscore.
+        kind = type("Record", (tuple,), {"_fields": [field.name for field in self.record.fields]})
         numbers = _numbers(self.record, self.aligned)
         return types.NamedTuple([number.argument for number, _ in numbers], kind)
 
@@ -305,15 +305,6 @@ a result with a type.
 """
 
 
-def _as_one(b: Builder, value: Value) -> Value:
-    empty = ir.Constant(simd.vector(value.type, 1), ir.Undefined)
-    return b.insert_element(empty, value, I32(0))
-
-
-def _of_one(b: Builder, value: Value) -> Value:
-    return b.extract_element(value, I32(0))
-
-
 def move(b: Builder, to: Value, at: Value, nbytes: int, aligned: bool) -> None:
     """Copy an element; the places may be the same. Elements that are `aligned` go as words."""
     if not aligned:
@@ -342,13 +333,18 @@ def compile_on_cpu(function: Function, arguments: tuple[types.Type, ...]) -> Any
     with quoting(function):
         compiled.compile(arguments)
     (result,) = compiled.overloads.values()
+    kind, in_memory = result.signature.return_type, isinstance(arguments[0], types.Record)
+    if isinstance(kind, types.Optional):
+        raise refusal(function, "a branch returns nothing")
     fault = fault_of(result)
     if fault is not None:
         # Compiled again, with lines, only for the message.
         (lined,) = _with_lines(function, arguments).overloads.values()
-        line = line_of_raise(function) if fault[0] == RAISES else 0
-        raise refusal(function, fault[0], line or (fault_of(lined) or fault)[1])
-    if result.signature.return_type == types.none:
+        why, line = fault[0], line_of(function, "RAISE_VARARGS") if fault[0] == RAISES else 0
+        if not line and in_memory:
+            why += "; for arrays of a record write a loop over their elements"
+        raise refusal(function, why, line or (fault_of(lined) or fault)[1])
+    if in_memory and kind == types.none:
         known = result.library._final_module.get_function(result.fndesc.llvm_func_name)
         *_, last = given = [each for each in known.arguments if each.name.startswith("arg.")]
         if not all({b"readonly", b"readnone"} & {*x.attributes} for x in given if x is not last):
@@ -358,7 +354,9 @@ def compile_on_cpu(function: Function, arguments: tuple[types.Type, ...]) -> Any
 
 def _with_lines(function: Function, arguments: tuple[types.Type, ...]) -> Any:
     again = _jitted(function, debug=True)
-    again.compile(arguments)
+    with warnings.catch_warnings():  # that the source can't be read
+        warnings.simplefilter("ignore", errors.NumbaDebugInfoWarning)
+        again.compile(arguments)
     return again
 
 
@@ -400,7 +398,7 @@ def own_part(
             compute(b, [*values, result])
         else:
             result, kind = compute(b, values), signature.return_type
-        if isinstance(element, RecordType) and element.rest:
+        if isinstance(element, RecordType) and element.padded:
             move(b, to, places[0], item, aligned)
         form.store(context, b, result, kind, to, access)
 

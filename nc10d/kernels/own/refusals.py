@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from numba.core import errors
+from numba import errors
 
 from nc10d.ops.own_reductions import Function
 
@@ -27,13 +27,11 @@ def refusals() -> Iterator[None]:
     """Raise a function's own TypeError in place of Numba's error, which speaks of the loop."""
     try:
         yield
-    except TypeError as error:
-        raise TypeError(*error.args) from None  # without Numba's many frames
-    except errors.NumbaError as error:
+    except (TypeError, errors.NumbaError) as error:
         cause: BaseException | None = error
         while cause is not None:
             if type(cause) is TypeError:
-                raise TypeError(*cause.args) from None
+                raise TypeError(*cause.args) from None  # without Numba's many frames
             cause = cause.__cause__ or cause.__context__
         raise
 
@@ -49,8 +47,11 @@ def quoting(function: Function) -> Iterator[None]:
         text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
         reason = text.partition("pipeline (step:")[2].partition("\n")[2] or text
         reason = re.split(r"\n\s*(?:\n|File|During)", reason, maxsplit=1)[0]
-        places = re.findall(rf'File "[^"]*{re.escape(_file(function))}", line (\d+)', text)
+        file = re.escape(Path(function.__code__.co_filename).name)
+        places = re.findall(rf'File "[^"]*{file}", line (\d+)', text)
+        unknown = re.search(r"NameError: name '(\w+)'", reason)
         line = int(places[0]) if places else 0
+        line = line_of(function, "LOAD_GLOBAL", unknown[1]) if unknown else line
         raise refusal(function, " ".join(reason.split())[:_MOST_REASON], line) from error
 
 
@@ -69,6 +70,8 @@ def fault_of(result: Any) -> tuple[str, int] | None:
             if instruction.opcode not in ("call", "invoke"):
                 continue
             callee = [*instruction.operands][-1]
+            if callee.name == "NRT_Allocate":  # an error's arguments; other objects are counted
+                return RAISES, line
             if _REFUSED.match(callee.name):
                 allocates = callee.name.startswith("NRT_")
                 return "it allocates memory" if allocates else "it calls the interpreter", line
@@ -78,10 +81,10 @@ def fault_of(result: Any) -> tuple[str, int] | None:
     return None
 
 
-def line_of_raise(function: Function) -> int:
-    """Return the line of the first raise statement, 0 if there is none."""
+def line_of(function: Function, opname: str, name: str = "") -> int:
+    """Return the line of the first such instruction, with this name if given; 0 if none."""
     for each in dis.get_instructions(function):
-        if each.opname == "RAISE_VARARGS" and each.positions is not None:
+        if each.opname == opname and name in ("", each.argval) and each.positions is not None:
             return each.positions.lineno or 0
     return 0
 
@@ -98,9 +101,5 @@ def refusal(function: Function, why: str, line: int = 0) -> TypeError:
     code = function.__code__
     line = line or code.co_firstlineno
     quoted = linecache.getline(code.co_filename, line).strip()
-    place = f"{_file(function)}, line {line}"
-    return TypeError(f"{function.__name__} can't be a reduction: {why}\n  {place}: {quoted}")
-
-
-def _file(function: Function) -> str:
-    return Path(function.__code__.co_filename).name
+    place = f"{Path(code.co_filename).name}, line {line}" + (f": {quoted}" if quoted else "")
+    return TypeError(f"{function.__name__} can't be a reduction: {why}\n  {place}")

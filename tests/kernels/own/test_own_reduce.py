@@ -4,7 +4,6 @@ import ctypes
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -291,7 +290,45 @@ def quotient(a: Any, b: Any) -> Any:
     return a / b
 
 
-REFUSED: list[tuple[Callable[..., Any], str, str]] = [
+def undefined(a: Any, b: Any) -> Any:
+    total = a + b
+    return total + nowhere  # type: ignore[name-defined]  # noqa: F821
+
+
+def without_else(a: Any, b: Any) -> Any:  # noqa: RET503
+    if b > a:
+        return b
+
+
+def returns_nothing(a: Any, b: Any) -> Any:
+    a + b
+
+
+def raises_a_value(a: Any, b: Any) -> Any:
+    if b > a:
+        raise ValueError("greater", b)
+    return a
+
+
+def slices(a: Any, b: Any, out: Any) -> None:
+    out.m[:] = b.m
+
+
+def raises_for_a_record(a: Any, b: Any, out: Any) -> None:
+    if b.m[0] > 1:
+        raise ValueError
+
+
+async def asynchronous(a: Any, b: Any) -> Any:
+    return a
+
+
+def generates(a: Any, b: Any) -> Any:
+    yield a
+
+
+Pair = np.dtype([("m", "f8", (2,))])
+REFUSED: list[Any] = [
     (allocates, "allocates memory", "found = [a, b]"),
     (raises, "may raise an error", "raise ValueError"),
     (looks_outside, "may raise an error", "return pair[b]"),
@@ -301,18 +338,39 @@ REFUSED: list[tuple[Callable[..., Any], str, str]] = [
     (text, "must return a number for int32", "def text(a: Any, b: Any) -> Any:"),
     (three, "must have 2 parameters", "def three("),
     (quotient, "must return a number for int32, not float64", "def quotient("),
+    (undefined, "name 'nowhere' is not defined", "return total + nowhere"),
+    (without_else, "a branch returns nothing", "def without_else("),
+    (returns_nothing, "must return a number for int32, not none", "def returns_nothing("),
+    (raises_a_value, "may raise an error", 'raise ValueError("greater", b)'),
+    (slices, "record write a loop over their elements", "out.m[:] = b.m", Pair),
+    (raises_for_a_record, "may raise an error\n", "raise ValueError", Pair),
+    (asynchronous, "without async def and yield", "async def asynchronous("),
+    (generates, "without async def and yield", "def generates("),
 ]
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: case[0].__name__)
 def test_a_refusal_says_why_and_quotes_the_line(case: Any) -> None:
-    function, why, line = case
+    function, why, line, *dtype = case
     with pytest.raises(TypeError) as caught:
-        nc10d.reduction("i4")(function)
+        nc10d.reduction(*dtype or ["i4"])(function)
     message = str(caught.value)
     assert message.startswith(f"{function.__name__} can't be a reduction: "), message
     assert why in message, message
     assert re.search(r"test_own_reduce\.py, line \d+: " + re.escape(line), message), message
+
+
+def test_a_line_that_cannot_be_read_is_not_quoted() -> None:
+    names: dict[str, Any] = {}
+    exec("def first(a, b):\n    return [a, b][0]", names)
+    with pytest.raises(TypeError, match=r"it allocates memory\n  <string>, line 2$"):
+        nc10d.reduction("i4")(names["first"])
+
+
+def test_names_of_fields_may_begin_with_an_underscore() -> None:
+    dtype = np.dtype([("_x", "f4"), ("_y", "i4")])
+    op = nc10d.reduction(dtype)(lambda a, b: (a._x + b._x, a._y - b._y))
+    assert combined(op, *np.ones((2, 1), dtype), "a", 0).tolist() == [(2.0, 0)]
 
 
 def test_what_ranks_cannot_compare_is_refused() -> None:
