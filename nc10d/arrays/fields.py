@@ -97,9 +97,8 @@ def _fields(arrays: Sequence[Array], how: ReduceOp) -> Fields:
         )
     counts = [x.count // f.count for x, f in zip(buffers, element.fields, strict=True)]
     if len(set(counts)) > 1:
-        raise ValueError(
-            f"{how.name}: the arrays hold {sorted(set(counts))} records, and must hold equally many"
-        )
+        held = " and ".join(map(str, counts))
+        raise ValueError(f"{how.name}: the arrays hold {held} records, and must hold equally many")
     return Fields(arrays, element)
 
 

@@ -192,7 +192,7 @@ def test_a_mistake_is_a_type_error_before_anything_is_sent(name: str) -> None:
 
 def test_fields_of_another_count_are_a_value_error() -> None:
     def job(group: ProcessGroup) -> None:
-        with pytest.raises(ValueError, match=r"the arrays hold 3 and 2 records"):
+        with pytest.raises(ValueError, match="the arrays hold 3 and 2 records"):
             dist.all_reduce((np.zeros(3, "f4"), np.zeros(2, "i4")), best)
         x = np.zeros(3, "f4")
         with pytest.raises(ValueError, match="must not share memory"):
