@@ -216,14 +216,20 @@ class _WorkFuture(Future[Any]):
 
     def __init__(self, work: Work) -> None:
         super().__init__()
-        self._work = work
+        self._work: Work | None = work
 
     def _poll(self) -> None:
-        if self._work._look():  # perhaps the thread that runs callbacks comes later
-            self._end_as(self._work)
+        work = self._work
+        if work is not None and work._look():  # perhaps before the thread that runs callbacks
+            self._end_as(work)
+
+    def _block(self, deadline: Deadline) -> None:
+        self._poll()
+        super()._block(deadline)
 
     def _end_as(self, work: Work) -> None:
         self._finish(work._exception, work._value())
+        self._work = None  # whose inputs may go
 
 
 def collect_all(futures: Sequence[Future[S]]) -> Future[list[Future[S]]]:

@@ -167,6 +167,17 @@ def test_a_future_has_ended_for_all_who_know_that_its_work_has(failure: Any) -> 
     assert ran == [future]
 
 
+def test_a_future_waits_in_a_callback_of_its_ended_work_and_lets_go_of_it() -> None:
+    work, seen = OpenWork(), list[Any]()
+    work.add_done_callback(lambda _: seen.append(future.wait(10)))
+    future = work.get_future()
+    work.end()
+    assert seen == [[]]
+    gone = weakref.ref(work)
+    del work
+    assert gone() is None
+
+
 def test_a_thread_that_looks_at_one_work_while_it_waits_for_another_runs_no_callback() -> None:
     other = Work()
 

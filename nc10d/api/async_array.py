@@ -66,7 +66,7 @@ class AsyncCollectiveArray:
     def __getattr__(self, name: str) -> Any:
         # Also for attributes that only some arrays have: __cuda_array_interface__ and others.
         private = name.startswith("_") and not name.startswith("__")
-        if private or name == "__array_struct__":  # which forgets the fields of records
+        if private or name in _LOSSY:
             raise AttributeError(name)
         value = getattr(self._array, name)
         return value if name in _METADATA else getattr(self.wait(), name)
@@ -108,6 +108,8 @@ class AsyncCollectiveArray:
         return self.wait().__reduce_ex__(protocol)
 
 
+_LOSSY = frozenset({"__array_struct__", "__array_interface__"})
+"""NumPy prefers these, which have no bfloat16, and lose fields of records, to `__array__`."""
 _METADATA = frozenset({"ndim", "size", "itemsize", "nbytes", "device", "requires_grad"})
 
 

@@ -75,7 +75,8 @@ def _neutral(identity: Any, element: ElementType) -> Any:
     given = identity.tolist() if isinstance(identity, (np.generic, np.ndarray)) else identity
     try:
         with np.errstate(over="raise"):
-            found = np.array(given, element.numpy)
+            found = np.zeros((), element.numpy)  # also the bytes between fields
+            found[...] = np.array(given, element.numpy)
         parts = [found[name] for name in element.numpy.names or ()] or [found]
         values = given if isinstance(given, tuple) and len(parts) > 1 else [given] * len(parts)
         ints = [(x, y) for x, y in zip(parts, values, strict=True) if x.dtype.kind in "biu"]

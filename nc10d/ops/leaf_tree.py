@@ -17,6 +17,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
+MOST_LEAVES = 1 << 16
+
 
 def leaves_of(rank: int, size: int, leaves: int) -> range:
     """Return a rank's leaves: shares are as even as possible, and the lower ranks have one more."""
@@ -73,8 +75,8 @@ def leaf_tree(leaves: int, rank: int, size: int) -> LeafTree:
     """
     if not isinstance(leaves, int):
         raise TypeError(f"leaves must be an int, got {leaves!r}")
-    if leaves < 1 or leaves & (leaves - 1):
-        raise ValueError(f"leaves must be a power of two, got {leaves}")
+    if not 1 <= leaves <= MOST_LEAVES or leaves & (leaves - 1):
+        raise ValueError(f"leaves must be a power of two, at most {MOST_LEAVES}, got {leaves}")
     if leaves < size:
         raise ValueError(f"{leaves} leaves are not enough for {size} ranks: each holds one or more")
     ranges = [leaves_of(r, size, leaves) for r in range(size)]

@@ -7,10 +7,11 @@ close over, and the globals that they read, are copied when the reduction is mad
 
 from __future__ import annotations
 
+import builtins
 import dis
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CellType, CodeType, FunctionType, ModuleType
@@ -107,6 +108,7 @@ def _frozen(function: Any, made: list[FunctionType]) -> FunctionType:
     """
     if not isinstance(function, FunctionType):
         raise TypeError(f"a reduction is a Python function, got {function!r}")
+    _check_code(function)
     try:
         copy = copied(function, lambda called: _frozen(called, made))
     except RecursionError:
@@ -122,7 +124,7 @@ def copied(function: FunctionType, replace: Callable[[FunctionType], Any]) -> Fu
     `replace(called)`.
     """
     # This module's name: the compiled code is kept for programs that lack the function's module.
-    names = {"__builtins__": function.__globals__["__builtins__"], "__name__": __name__}
+    names = {"__builtins__": vars(builtins), "__name__": __name__}
     cells = tuple(CellType() for _ in function.__closure__ or ())
     code = function.__code__
     copy = FunctionType(code, names, function.__name__, function.__defaults__, cells)
@@ -132,6 +134,10 @@ def copied(function: FunctionType, replace: Callable[[FunctionType], Any]) -> Fu
         inner = getattr(value, "py_func", value)
         if inner is function:
             return copy
+        if isinstance(value, np.ndarray):
+            return value.copy()
+        if type(value) is tuple:
+            return tuple(map(kept, value))
         return replace(inner) if isinstance(inner, FunctionType) else value
 
     names.update({name: kept(value) for name, value in _globals_of(function).items()})
@@ -140,17 +146,49 @@ def copied(function: FunctionType, replace: Callable[[FunctionType], Any]) -> Fu
     return copy
 
 
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """Yield the code of a function, and of those inside."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
 def _globals_of(function: FunctionType) -> dict[str, Any]:
     """Return the globals that a function reads, also in functions inside; no builtins."""
-    found, todo = dict[str, Any](), [function.__code__]
-    while todo:
-        code = todo.pop()
-        todo += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-        reads = [i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL"]
-        found |= {
-            name: function.__globals__[name] for name in reads if name in function.__globals__
-        }
-    return found
+    reads = {
+        each.argval
+        for code in _codes(function.__code__)
+        for each in dis.get_instructions(code)
+        if each.opname == "LOAD_GLOBAL"
+    }
+    return {name: x for name, x in function.__globals__.items() if name in reads}
+
+
+def _check_code(function: FunctionType) -> None:
+    """Raise TypeError for writes to what is frozen, imports, and ints that Numba cuts."""
+    own = set(function.__code__.co_freevars)
+    for code in _codes(function.__code__):
+        constants: list[int] = []
+        for each in dis.get_instructions(code):
+            name, closed = each.argval, each.opname in ("STORE_DEREF", "DELETE_DEREF")
+            if each.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") or (closed and name in own):
+                raise TypeError(f"{function.__name__} writes to {name}, which is frozen")
+            if each.opname == "IMPORT_NAME":
+                raise TypeError(f"{function.__name__} imports {name}: import it outside")
+            if each.opname.startswith("LOAD_") and type(name) is int:
+                constants.append(name)
+            elif each.argrepr == "**" and len(constants) > 1:  # what Python has not folded
+                constants = [constants[-2] ** min(constants[-1], 64)]
+            else:
+                constants.clear()
+            for value in constants[-1:]:
+                _check_int(function, value)
+
+
+def _check_int(function: FunctionType, value: int) -> None:
+    if not -(2**63) <= value < 2**64:
+        raise TypeError(f"{function.__name__} reads {value}, an int of more than 64 bits")
 
 
 def _function_text(function: FunctionType) -> str:
@@ -169,21 +207,29 @@ def _code_text(code: CodeType) -> tuple[Any, ...]:
     return code.co_code, code.co_names, constants
 
 
+_MOST_TABLE = 10**6
+"""The most bytes that Numba keeps in code."""
 _KNOWN_MODULES = {"math", "cmath", "operator", "numpy"}
 """The modules whose functions and types are the same on every rank."""
 
 
 def _value_text(reader: FunctionType, name: str, value: Any) -> str:
-    if isinstance(value, np.ndarray):
-        return repr((str(value.dtype), value.shape, value.tobytes()))
+    if isinstance(value, (np.ndarray, np.generic)):
+        if value.nbytes > _MOST_TABLE:
+            raise TypeError(
+                f"{reader.__name__} reads {name}, an array of more than {_MOST_TABLE} bytes"
+            )
+        clean = np.zeros(value.shape, value.dtype)  # also the bytes between fields
+        clean[...] = value
+        return repr((str(value.dtype), value.shape, clean.tobytes()))
     if isinstance(value, tuple):
         return repr([_value_text(reader, name, each) for each in value])
     if isinstance(value, FunctionType):
         return value.__name__ if value is reader else _function_text(value)
+    if type(value) is int:
+        _check_int(reader, value)
     if type(value) in (bool, int, float, complex, str, bytes, type(None)):
         return repr(value)
-    if isinstance(value, np.generic):
-        return repr((str(value.dtype), value.tobytes()))
     home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "")
     if home in _KNOWN_MODULES | {"builtins"} and hasattr(value, "__name__"):
         return f"{home}.{value.__name__}"

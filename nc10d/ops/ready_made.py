@@ -34,6 +34,7 @@ def _made(
 ) -> ReduceOp:
     maker, _, argument = name.rstrip(")").partition("(")
     made_by = __name__, maker, (int(argument),) if argument else ()
+    step.__name__ = maker  # in errors
     functions = {"step": step} if map is None else {"step": step, "map": map}
     own = own_reduction(functions, elements, takes, identity, name, name, made_by)
     return ReduceOp(kind_of_own(own, any_order))

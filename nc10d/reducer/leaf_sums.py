@@ -184,8 +184,8 @@ class LeafSum:
         # An average of narrow floats is rounded once, so their sum stays in float32.
         dtype = self.wire if self._divide is None else self.total
         x = out if dtype is self.dtype else _scratch(group, "sum", dtype, len(out))
-        _convert(parts[0], x)
-        for part in parts[1:]:  # several subtrees are ints, in any order
+        _convert(parts[-1], x)  # the last may lie in `out`
+        for part in parts[:-1]:  # several subtrees are ints, in any order
             self.add(x, x, part)
         group.all_reduce(x, self._summing)
         self._finish(x, out)

@@ -317,8 +317,7 @@ class Reducer(PassStats):
         if self._left is None:
             left = f"pass {self.passes + 1}"
             if self.leaves is not None:  # ranks may have made another number of passes
-                before = "" if self.leaves.is_last else " before its last leaf"
-                left = f"step {self.leaves.steps + 1}{before}"
+                left = f"step {self.leaves.steps + 1}"
             what = f"{left} of reducer {self._maker.number}"
             self._left = LeftPass(self.group, what, self._storage.nothing())
             self._used_parameters.local = bytearray(len(self.specs))

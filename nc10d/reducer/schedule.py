@@ -108,5 +108,5 @@ class Schedule:
         more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
         return (
             f"the backward pass ended without the gradients of {shown}{more}. Declare what takes "
-            "no part as unused when the pass begins"
+            "no part as unused when the pass begins (a module: find_unused_parameters=True)"
         )

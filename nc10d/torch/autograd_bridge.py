@@ -14,8 +14,10 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from nc10d.group.process_group import ProcessGroup
@@ -86,8 +88,6 @@ class Gradients:
         self._reducing = self._announced = False
         self._end_queued = self._compiled = self._left = False
         self._divisor = 0
-        self._versions: list[int] = []
-        """The parameters' versions at the first leaf of a step."""
         self._mark: Mark | None = None
         """Marks a gradient in the pass that goes on; None between passes."""
         self._unused: Collection[int] = ()
@@ -99,6 +99,8 @@ class Gradients:
             x.register_post_accumulate_grad_hook(_hook(weakref.ref(self), index))
             for index, x in enumerate(self.params)
         ]
+        if self.reducer.leaves is not None:
+            handles.append(register_optimizer_step_pre_hook(_optimizer_hook(weakref.ref(self))))
         self.close = weakref.finalize(self, _remove, handles)
         """Remove the hooks: later backward passes are not reduced."""
 
@@ -155,13 +157,6 @@ class Gradients:
         leaves = self.reducer.leaves
         if leaves is None or self._mark is not None or self._end_queued:
             return
-        versions = [x._version for x in self._targets]
-        if leaves.done and versions != self._versions:
-            raise RuntimeError(
-                f"parameters have changed amid a step: this rank has had {leaves.done} of "
-                f"{len(leaves.mine)} leaves. It needs a backward pass for each before the optimizer"
-            )
-        self._versions = versions
         for x in (*self.params, *self._targets):
             x.grad = None
 
@@ -301,6 +296,40 @@ class Gradients:
         self._mark, self._announced, self._end_queued = None, False, False
         self.reducer.leave()
 
+    def refuse_amid_step(self, what: str) -> None:
+        """Raise a RuntimeError amid a step of leaves, and leave the step, which begins again."""
+        leaves = self.reducer.leaves
+        if leaves is not None and leaves.done:
+            had = f"this rank has had {leaves.done} of {len(leaves.mine)} leaves"
+            self.leave()
+            raise RuntimeError(f"{what} amid a step: {had}. {_AGAIN}")
+
+    def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if self.reducer.amid_step:
+            own = set(map(id, self._targets))
+            if any(id(x) in own for group in optimizer.param_groups for x in group["params"]):
+                self.refuse_amid_step("optimizer.step()")
+
+
+class StepLeaves(Sequence[int]):
+    """This rank's leaves in a step. An iteration begins a step: RuntimeError amid one."""
+
+    def __init__(self, gradients: Gradients, leaves: range) -> None:
+        self._gradients, self._leaves = gradients, leaves
+
+    def __iter__(self) -> Iterator[int]:
+        self._gradients.refuse_amid_step("my_leaves")
+        return iter(self._leaves)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._leaves[index]
+
+    def __len__(self) -> int:
+        return len(self._leaves)
+
+    def __repr__(self) -> str:
+        return repr(self._leaves)
+
 
 _ADVICE = (
     "With DistributedDataParallel: pass find_unused_parameters=True if the output need not depend "
@@ -315,6 +344,10 @@ _LEFT = (
     "an exception has ended the last backward pass on every rank, so its gradients are not means. "
     "Zero the gradients and go on with a forward pass (with leaves: for this rank's first leaf). "
     "This error comes once."
+)
+_AGAIN = (
+    "The step is dropped, and its gradients are not means: go on with this rank's first leaf of a "
+    "step. This error comes once."
 )
 _COMPILED = (
     "a compiled backward pass (compiled_autograd) ends with the last gradient that the forward "
@@ -335,6 +368,15 @@ def _hook(owner: weakref.ref[Gradients], index: int) -> Callable[[torch.Tensor],
             gradients._ready(index, x)
 
     return ready
+
+
+def _optimizer_hook(owner: weakref.ref[Gradients]) -> Callable[..., None]:
+    def before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        gradients = owner()
+        if gradients is not None:
+            gradients._before_step(optimizer)
+
+    return before_step
 
 
 def _weak_step(owner: weakref.ref[Gradients]) -> Callable[[Iterable[int]], None]:

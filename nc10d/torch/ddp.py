@@ -25,10 +25,11 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from nc10d.api.join import Join, Joinable, JoinConfig
 from nc10d.errors import DistError
+from nc10d.ops.leaf_tree import leaf_tree
 from nc10d.reducer.hooks import CommHook
 from nc10d.reducer.logger import Logger
 from nc10d.reducer.reducer import Reducer
-from nc10d.torch.autograd_bridge import Gradients
+from nc10d.torch.autograd_bridge import Gradients, StepLeaves
 from nc10d.torch.backend.groups import AnyGroup, meant_group, own_group
 from nc10d.torch.backend.torch_reductions import ordered_by_default
 from nc10d.torch.compiling import in_python
@@ -80,9 +81,10 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
     A backward pass drops the gradients from before. After the rank's last they are the means over
     all leaves, added along a fixed tree: 1 to `leaves` ranks end with the same weights, bit for
     bit, if kernels (torch.set_num_threads) and random numbers depend on the leaf alone. Buffers are
-    rank 0's, sent once a step. RuntimeError in a backward pass if parameters have changed amid a
-    step. Not with no_sync, join, comm and buffer hooks, sparse gradients, SyncBatchNorm,
-    `skip_all_reduce_unused_params`, optimizers in the backward pass, or a module on GPUs.
+    rank 0's, sent once a step. RuntimeError, once, if an optimizer steps or another step begins
+    before the rank's last leaf; that step is dropped. Not with no_sync, join, comm and buffer
+    hooks, sparse gradients, SyncBatchNorm, `skip_all_reduce_unused_params`, optimizers in the
+    backward pass, or a module on GPUs.
 
     DDP ignores names in `module._ddp_params_and_buffers_to_ignore`. Only a module on the default
     group can be copied or pickled. A copy joins the group in its first forward pass that records a
@@ -155,8 +157,10 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
         )
         self.ordered = ordered_by_default() if ordered is None else ordered
         self.leaves = leaves
-        if leaves is not None and self._contents.has_sync_bn():
-            raise ValueError("leaves go without SyncBatchNorm, whose bits depend on the ranks")
+        if leaves is not None:
+            leaf_tree(leaves, 0, 1)  # raises
+            if self._contents.has_sync_bn():
+                raise ValueError("leaves go without SyncBatchNorm, whose bits depend on the ranks")
         self._precision: LowPrecision | None = None
         self._parts: tuple[Gradients, Logger] | None = None
         self._comm_hook: tuple[object, CommHook] | None = None
@@ -232,12 +236,16 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
         return self._gradients.reducer
 
     @property
-    def my_leaves(self) -> range:
-        """This rank's leaves in a step; ValueError without `leaves`."""
-        found = self.reducer.leaves
+    def my_leaves(self) -> Sequence[int]:
+        """This rank's leaves in a step; ValueError without `leaves`.
+
+        To iterate begins a step: RuntimeError, once, if an exception has ended the last one.
+        """
+        gradients = self._gradients
+        found = gradients.reducer.leaves
         if found is None:
             raise ValueError("my_leaves: this module was wrapped without leaves")
-        return found.mine
+        return StepLeaves(gradients, found.mine)
 
     @property
     def broadcast_buffers(self) -> bool:

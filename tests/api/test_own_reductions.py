@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -96,8 +97,10 @@ def results(group: ProcessGroup) -> None:
     assert value.wait().tolist() == [2 * rank * size, (2 * rank + 1) * size]
     with pytest.raises(ValueError, match="cut along dimension 0, not 1"):
         functional.reduce_scatter_tensor(given, dist.ARGMAX, 1)
-    records = np.zeros(3, Best)
-    assert np.asarray(functional.all_reduce(records, best)).dtype == Best
+    padded = np.dtype([("value", "u1"), ("token", "f8")], align=True)
+    for dtype in (Best, padded, Best[["token", "value"]], np.dtype(ml_dtypes.bfloat16)):
+        found = functional.broadcast(np.zeros(3, dtype), 0)
+        assert np.asarray(found).dtype == dtype
 
 
 def test_functional_calls_take_fields_and_records(ranks: Ranks) -> None:

@@ -359,10 +359,7 @@ def test_a_scattered_opening_without_its_parts_is_an_error_that_names_the_root(
 
 @pytest.mark.parametrize("call", CALLS)
 def test_calls_that_fail_leave_no_cycles(two: Ranks, call: Call) -> None:
-    def body(group: Any) -> int:
-        made_twice(group)
-        with pytest.raises(CodecError):  # a first failure may load code
-            call(group, object.__new__(Broken), [])
+    def found(group: Any) -> int:
         group.barrier()
         gc.collect()
         gc.disable()
@@ -371,10 +368,14 @@ def test_calls_that_fail_leave_no_cycles(two: Ranks, call: Call) -> None:
             with pytest.raises(CodecError):
                 call(group, object.__new__(Broken), [])
         group.barrier()
-        found = gc.collect() if group.rank == 0 else 0
+        count = gc.collect() if group.rank == 0 else 0
         group.barrier()
         gc.enable()
-        return found
+        return count
+
+    def body(group: Any) -> int:
+        made_twice(group)
+        return min(found(group) for _ in range(3))  # a first failure, on either rank, loads code
 
     assert two.run(body)[0] < 30, "3 objects a call"
 

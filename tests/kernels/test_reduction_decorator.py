@@ -27,6 +27,30 @@ def test_torchs_dtypes_are_known(name: str) -> None:
     assert of(getattr(torch, name)).digest == of(name).digest
 
 
+def test_bytes_between_fields_are_in_no_digest() -> None:
+    padded = np.dtype([("a", "u1"), ("b", "f8")], align=True)
+    tables = [np.full(4, byte, np.uint8).repeat(16).view(padded) for byte in (1, 2)]
+    for table in tables:
+        table["a"], table["b"] = 3, 4.0
+
+    def found(table: Any) -> str:
+        own: Any = nc10d.reduction("f8", identity=0)(lambda a, b: a + table[1].b).pairwise.own
+        return str(own.digest)
+
+    assert found(tables[0]) == found(tables[1])
+    digests = {of(padded, identity=table[0]).digest for table in tables}
+    assert len(digests) == 1
+
+
+def test_arrays_that_a_function_reads_are_frozen() -> None:
+    table = np.array([1.0, 2.0])
+    op = nc10d.reduction("f8")(lambda a, b: a + table[1])
+    own = op.pairwise.own
+    assert own is not None
+    table[1] = 100.0
+    assert own.functions["step"](1.0, 0.0) == 3.0
+
+
 KEPT: list[tuple[Any, Any, Any]] = [
     ("f4", 0.1, np.float32(0.1)),
     ("f4", -np.inf, -np.inf),

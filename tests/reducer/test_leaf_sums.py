@@ -183,6 +183,23 @@ def test_every_form_of_the_call(size: int) -> None:
     run_ranks(in_every_form, size, "simulated")
 
 
+def passes(group: ProcessGroup) -> Any:
+    params = [np.zeros(3, np.int64), np.zeros(4, np.float32)]
+    reducer = dist.Reducer(params, group, leaves=8)
+    for leaf in dist.leaf_range(8):
+        reducer.begin()
+        for index, gradient in enumerate(reducer.gradients):
+            gradient.fill(100 + 8 * leaf)
+            reducer.grad_ready(index)
+        reducer.finish()
+    return [x.tolist() for x in reducer.gradients]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_a_reducer_has_means_of_ints_too(size: int) -> None:
+    assert run_local(passes, size) == [[[128] * 3, [128.0] * 4]] * size
+
+
 @pytest.mark.ranks(2, strict=False)
 def test_mistakes_are_errors_before_anything_is_sent(world: ProcessGroup) -> None:
     x = np.ones(3)
@@ -192,7 +209,7 @@ def test_mistakes_are_errors_before_anything_is_sent(world: ProcessGroup) -> Non
         held = f"mine must be a list of 4 arrays, leaves {first} to {last} of 8"
         with pytest.raises(ValueError, match=held):
             call(x.copy(), mine)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="power of two, got 6"):
+    with pytest.raises(ValueError, match="power of two, at most 65536, got 6"):
         call(x.copy(), [x] * 3, 6)
     with pytest.raises(ValueError, match="1 leaves are not enough for 2 ranks"):
         dist.leaf_range(1)

@@ -308,7 +308,15 @@ def test_a_graph_has_fields_in_tensors_of_their_own():
     compiled = torch.compile(best_of, backend="aot_eager", fullgraph=True)
     for mine, expected in zip(compiled(*given), (values, indices, low, place), strict=True):
         assert torch.equal(mine, expected)
+    samples = torch.stack([given[0], given[0] + 1]), torch.stack([given[1]] * 2)
+    low, place = torch.vmap(lambda *x: F.reduce_scatter_tensor(x, dist.ARGMIN, 0))(*samples)
+    for row in range(2):
+        mine = F.reduce_scatter_tensor((samples[0][row], samples[1][row]), dist.ARGMIN, 0)
+        assert torch.equal(low[row], mine[0])
+        assert torch.equal(place[row], mine[1])
     with pytest.raises(ValueError, match="cut along dimension 0, not 1"):
         F.reduce_scatter_tensor(given, dist.ARGMIN, 1)
+    with pytest.raises(TypeError, match="take fields"):
+        F.all_reduce_coalesced([given], dist.ARGMIN)
     with pytest.raises(NotImplementedError, match=r"'ARGMAX.* has no gradient"):
         F.all_reduce((given[0].clone().requires_grad_(), given[1]), dist.ARGMAX)[0].sum().backward()

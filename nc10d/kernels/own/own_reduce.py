@@ -40,7 +40,7 @@ from numba.np.numpy_support import from_dtype
 from nc10d.arrays.dtypes import DType, ElementKind, ElementType, RecordType, alignment, widened
 from nc10d.kernels import simd
 from nc10d.kernels.loops import compile_kernel
-from nc10d.kernels.own.refusals import RAISES, fault_of, line_of, quoting, refusal, refusals
+from nc10d.kernels.own.refusals import LOOP, RAISES, fault_of, line_of, quoting, refusal, refusals
 from nc10d.kernels.simd import I8, I32, I64, Builder, Value, pointer_to
 from nc10d.ops.own_reductions import MOST_BYTES, Function, OwnReduction, copied
 
@@ -342,7 +342,7 @@ def compile_on_cpu(function: Function, arguments: tuple[types.Type, ...]) -> Any
         (lined,) = _with_lines(function, arguments).overloads.values()
         why, line = fault[0], line_of(function, "RAISE_VARARGS") if fault[0] == RAISES else 0
         if not line and in_memory:
-            why += "; for arrays of a record write a loop over their elements"
+            why += LOOP
         raise refusal(function, why, line or (fault_of(lined) or fault)[1])
     if in_memory and kind == types.none:
         known = result.library._final_module.get_function(result.fndesc.llvm_func_name)

@@ -17,9 +17,11 @@ from numba import errors
 
 from nc10d.ops.own_reductions import Function
 
+LOOP = "; for arrays of a record write a loop over their elements"
 RAISES = "it may raise an error"
 _REFUSED = re.compile(r"(NRT_|Py|numba_gil|numba_unpickle)\w*")
 _MOST_REASON = 200
+_NUMBAS = errors.NumbaError, errors.UnsupportedBytecodeError, AssertionError
 
 
 @contextlib.contextmanager
@@ -41,12 +43,12 @@ def quoting(function: Function) -> Iterator[None]:
     """Raise Numba's error as a TypeError that quotes the function's line."""
     try:
         yield
-    except (errors.NumbaError, KeyError, ValueError, NotImplementedError, AttributeError) as error:
+    except (*_NUMBAS, KeyError, ValueError, NotImplementedError, AttributeError) as error:
         # KeyError: a ufunc that GPUs lack; ValueError: NumPy's, for fields that are not aligned;
-        # NotImplementedError, AttributeError: Numba's, for arrays of narrow floats or truth values.
+        # AssertionError, NotImplementedError, AttributeError: Numba's own faults.
         text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
         reason = text.partition("pipeline (step:")[2].partition("\n")[2] or text
-        reason = re.split(r"\n\s*(?:\n|File|During)", reason, maxsplit=1)[0]
+        reason = re.split(r"\n\s*(?:\n|File|During)", reason, maxsplit=1)[0] or f"Numba fails{LOOP}"
         file = re.escape(Path(function.__code__.co_filename).name)
         places = re.findall(rf'File "[^"]*{file}", line (\d+)', text)
         unknown = re.search(r"NameError: name '(\w+)'", reason)

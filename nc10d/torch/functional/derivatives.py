@@ -109,11 +109,6 @@ def _reduce_scatter_each(grads: list[Tensor], op: str, size: int, name: str) -> 
     return [_times(x, op, size) for x in gathered]
 
 
-def _of_fields(_grads: list[Tensor], op: str, *_: object) -> list[Tensor]:
-    _linear("a reduction of fields", op)
-    raise AssertionError(f"{op} has no fields")
-
-
 def _times(x: Tensor, op: str, size: int) -> Tensor:
     """Multiply a gradient by a contribution's weight in a linear reduction."""
     if op == "avg":
@@ -134,11 +129,16 @@ _FORMULAS: dict[str, Formula] = {
     "all_reduce_coalesced": _all_reduce_each,
     "all_gather_into_tensor_coalesced": _all_gather_each,
     "reduce_scatter_tensor_coalesced": _reduce_scatter_each,
-    "all_reduce_fields": _of_fields,
-    "reduce_scatter_tensor_fields": _of_fields,
+    "all_reduce_fields": lambda _, op, *more: _linear("all_reduce", op),
+    "reduce_scatter_tensor_fields": lambda _, op, *more: _linear("reduce_scatter_tensor", op),
 }
 _BY_ROWS = {"all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", "gather"}
-_BY_ROWS |= {"scatter", "all_gather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced"}
+_BY_ROWS |= {
+    "reduce_scatter_tensor_fields",
+    "scatter",
+    "all_gather_into_tensor_coalesced",
+    "reduce_scatter_tensor_coalesced",
+}
 """Operators for which dimension 0 has a meaning: vmap's samples move to dimension 1."""
 
 

@@ -26,5 +26,7 @@ def needs_operator(*tensors: object) -> bool:
 
 
 def plain(x: Any) -> Any:
-    """Return a tensor for an AsyncCollectiveTensor; anything else unchanged."""
+    """Return a tensor for an AsyncCollectiveTensor; anything else unchanged, but no tuple."""
+    if isinstance(x, tuple):
+        raise TypeError("expected a tensor: all_reduce and reduce_scatter_tensor take fields")
     return x.wait() if isinstance(x, AsyncCollectiveTensor) else x

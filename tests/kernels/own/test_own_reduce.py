@@ -314,6 +314,10 @@ def slices(a: Any, b: Any, out: Any) -> None:
     out.m[:] = b.m
 
 
+def adds_arrays(a: Any, b: Any, out: Any) -> None:
+    out.m = a.m + b.m
+
+
 def raises_for_a_record(a: Any, b: Any, out: Any) -> None:
     if b.m[0] > 1:
         raise ValueError
@@ -343,6 +347,7 @@ REFUSED: list[Any] = [
     (returns_nothing, "must return a number for int32, not none", "def returns_nothing("),
     (raises_a_value, "may raise an error", 'raise ValueError("greater", b)'),
     (slices, "record write a loop over their elements", "out.m[:] = b.m", Pair),
+    (adds_arrays, "record write a loop over their elements", "def adds_arrays(", Pair),
     (raises_for_a_record, "may raise an error\n", "raise ValueError", Pair),
     (asynchronous, "without async def and yield", "async def asynchronous("),
     (generates, "without async def and yield", "def generates("),
@@ -379,6 +384,48 @@ def test_what_ranks_cannot_compare_is_refused() -> None:
         nc10d.reduction("i4")(lambda a, b: a if secret else b)
     with pytest.raises(TypeError, match="a reduction is a Python function, got <built-in"):
         nc10d.reduction("i4")(max)
+
+
+def writes_a_global(a: Any, b: Any) -> Any:
+    global pair
+    pair = a
+    return b
+
+
+def imports(a: Any, b: Any) -> Any:
+    import math
+
+    return math.sqrt(a)
+
+
+def counter() -> Any:
+    count = 0.0
+
+    def counts(a: Any, b: Any) -> Any:
+        nonlocal count
+        count = b
+        return a + count
+
+    return counts
+
+
+TABLE = np.ones(125_001)
+HUGE = 2**66
+UNFIT: list[tuple[Any, str]] = [
+    (writes_a_global, "writes_a_global writes to pair, which is frozen"),
+    (counter(), "counts writes to count, which is frozen"),
+    (imports, "imports imports math: import it outside"),
+    (lambda a, b: a + TABLE[2], "reads TABLE, an array of more than 1000000 bytes"),
+    (lambda a, b: a / 2**70, "an int of more than 64 bits"),
+    (lambda a, b: a / 18446744073709551616, "an int of more than 64 bits"),
+    (lambda a, b: a * HUGE, "an int of more than 64 bits"),
+]
+
+
+@pytest.mark.parametrize(("function", "text"), UNFIT)
+def test_what_a_compiled_function_would_do_otherwise_is_refused(function: Any, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        nc10d.reduction("f8")(function)
 
 
 def test_a_record_has_at_most_520_bytes() -> None:
