@@ -18,6 +18,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from nc10d.arrays import buffer
 from nc10d.codec import register_type
 from nc10d.ops import Array
@@ -66,7 +68,7 @@ class AsyncCollectiveArray:
     def __getattr__(self, name: str) -> Any:
         # Also for attributes that only some arrays have: __cuda_array_interface__ and others.
         private = name.startswith("_") and not name.startswith("__")
-        if private or name in _LOSSY:
+        if private or (name in _DESCRIPTIONS and _is_lossy(self.dtype)):
             raise AttributeError(name)
         value = getattr(self._array, name)
         return value if name in _METADATA else getattr(self.wait(), name)
@@ -108,9 +110,13 @@ class AsyncCollectiveArray:
         return self.wait().__reduce_ex__(protocol)
 
 
-_LOSSY = frozenset({"__array_struct__", "__array_interface__"})
-"""NumPy prefers these, which have no bfloat16, and lose fields of records, to `__array__`."""
+_DESCRIPTIONS = frozenset({"__array_struct__", "__array_interface__"})
 _METADATA = frozenset({"ndim", "size", "itemsize", "nbytes", "device", "requires_grad"})
+
+
+def _is_lossy(dtype: Any) -> bool:
+    """Return whether NumPy, which prefers `_DESCRIPTIONS` to `__array__`, would lose a part."""
+    return isinstance(dtype, np.dtype) and dtype.isbuiltin != 1
 
 
 def unwrapped(x: Any) -> Any:

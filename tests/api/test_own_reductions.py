@@ -98,7 +98,8 @@ def results(group: ProcessGroup) -> None:
     with pytest.raises(ValueError, match="cut along dimension 0, not 1"):
         functional.reduce_scatter_tensor(given, dist.ARGMAX, 1)
     padded = np.dtype([("value", "u1"), ("token", "f8")], align=True)
-    for dtype in (Best, padded, Best[["token", "value"]], np.dtype(ml_dtypes.bfloat16)):
+    narrow = np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.float8_e5m2)
+    for dtype in (Best, padded, Best[["token", "value"]], *narrow):
         found = functional.broadcast(np.zeros(3, dtype), 0)
         assert np.asarray(found).dtype == dtype
 
