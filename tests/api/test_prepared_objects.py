@@ -359,7 +359,8 @@ def test_a_scattered_opening_without_its_parts_is_an_error_that_names_the_root(
 
 @pytest.mark.parametrize("call", CALLS)
 def test_calls_that_fail_leave_no_cycles(two: Ranks, call: Call) -> None:
-    def found(group: Any) -> int:
+    def body(group: Any) -> int:
+        made_twice(group)
         group.barrier()
         gc.collect()
         gc.disable()
@@ -368,16 +369,13 @@ def test_calls_that_fail_leave_no_cycles(two: Ranks, call: Call) -> None:
             with pytest.raises(CodecError):
                 call(group, object.__new__(Broken), [])
         group.barrier()
-        count = gc.collect() if group.rank == 0 else 0
+        found = gc.collect() if group.rank == 0 else 0
         group.barrier()
         gc.enable()
-        return count
+        return found
 
-    def body(group: Any) -> int:
-        made_twice(group)
-        return min(found(group) for _ in range(3))  # a first failure, on either rank, loads code
-
-    assert two.run(body)[0] < 30, "3 objects a call"
+    # A first failure, on either rank, loads code.
+    assert any(two.run(body)[0] < 30 for _ in range(3)), "3 objects a call"
 
 
 @pytest.mark.parametrize("obj", [b"short", bytes(100_000)], ids=len)
