@@ -1,6 +1,6 @@
 """AsyncCollectiveArray: an array that is still being received, and waits when it is first used.
 
-Contract: each has a Work, the fields of one call the same. Shape and dtype are known at once. Every
+Contract: each has a Work; the fields of a call share one. Shape and dtype are known at once. Every
 use of elements waits: operators, indexing, NumPy's and torch's functions, DLPack,
 `__cuda_array_interface__`, printing. The results are plain arrays; so are copies, pickles, and
 arrays received inside objects. On the CPU waiting blocks; on a GPU it orders streams, as

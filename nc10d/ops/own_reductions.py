@@ -188,7 +188,7 @@ def _check_code(function: FunctionType) -> None:
 
 def _check_int(function: FunctionType, value: int) -> None:
     if not -(2**63) <= value < 2**64:
-        raise TypeError(f"{function.__name__} reads {value}, an int of more than 64 bits")
+        raise TypeError(f"{function.__name__} reads an int of more than 64 bits")
 
 
 def _function_text(function: FunctionType) -> str:

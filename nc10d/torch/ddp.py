@@ -239,7 +239,7 @@ class DistributedDataParallel(PrivateMethods, TorchDDP):
     def my_leaves(self) -> Sequence[int]:
         """This rank's leaves in a step; ValueError without `leaves`.
 
-        To iterate begins a step: RuntimeError, once, if an exception has ended the last one.
+        An iteration begins a step: RuntimeError, once, amid a step, which is dropped.
         """
         gradients = self._gradients
         found = gradients.reducer.leaves

@@ -29,7 +29,8 @@ from nc10d.kernels import simd
 from nc10d.kernels.combine import canonical, combine, unsigned
 from nc10d.kernels.gpu.gpu_pack import THREADS, Target, coordinates, pointer, read, write
 from nc10d.kernels.gpu.gpu_ptx import Capability, kept_ptx
-from nc10d.kernels.own.own_reduce import move, own_part, room
+from nc10d.kernels.own.element_forms import move, room
+from nc10d.kernels.own.own_reduce import own_part
 from nc10d.kernels.own.refusals import refusals
 from nc10d.kernels.reduce import map_rule
 from nc10d.kernels.simd import I64, Builder, Value

@@ -133,12 +133,8 @@ _FORMULAS: dict[str, Formula] = {
     "reduce_scatter_tensor_fields": lambda _, op, *more: _linear("reduce_scatter_tensor", op),
 }
 _BY_ROWS = {"all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", "gather"}
-_BY_ROWS |= {
-    "reduce_scatter_tensor_fields",
-    "scatter",
-    "all_gather_into_tensor_coalesced",
-    "reduce_scatter_tensor_coalesced",
-}
+_BY_ROWS |= {"scatter", "reduce_scatter_tensor_fields"}
+_BY_ROWS |= {"all_gather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced"}
 """Operators for which dimension 0 has a meaning: vmap's samples move to dimension 1."""
 
 
