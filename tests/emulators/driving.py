@@ -53,8 +53,13 @@ class Gpu:
         self._lookup = ctypes.CDLL(str(libraries().cuda)).cuGetProcAddress_v2
         self._found: dict[str, Any] = {}
         self("cuInit", 0)
-        context = self.out("cuDevicePrimaryCtxRetain", device)
-        self("cuCtxSetCurrent", ctypes.c_void_p(context))
+        self._context = self.out("cuDevicePrimaryCtxRetain", device)
+        self.enter()
+
+    def enter(self) -> Gpu:
+        """Make the device current in the calling thread."""
+        self("cuCtxSetCurrent", self._context)
+        return self
 
     def __call__(self, name: str, *args: Any) -> None:
         function = self._found.get(name) or self._find(name)
@@ -91,6 +96,12 @@ class Gpu:
 
     def event(self, flags: int = DISABLE_TIMING) -> int:
         return self.out("cuEventCreate", flags)
+
+    def end_capture(self, stream: int) -> int:
+        """Return the graph that a stream was captured into."""
+        graph = ctypes.c_uint64()
+        self("cuStreamEndCapture", stream, ctypes.byref(graph))
+        return graph.value
 
     def put(self, x: Array) -> int:
         """Return new device memory with a copy of `x`."""

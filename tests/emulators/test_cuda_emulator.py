@@ -205,9 +205,7 @@ nothing = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: None)
 
 
 def capture(gpu: Gpu, stream: int) -> int:
-    graph = ctypes.c_uint64()
-    gpu("cuStreamEndCapture", stream, ctypes.byref(graph))
-    return gpu.out("cuGraphInstantiate", graph.value, 0)
+    return gpu.out("cuGraphInstantiate", gpu.end_capture(stream), 0)
 
 
 def a_capture_runs_nothing_and_its_graph_runs_it_again_and_again(gpu: Gpu) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from driving import IN_PROGRESS, TYPES, Gpu, Nccl, Refused
+from driving import IN_PROGRESS, TYPES, Gpu, Refused
 from emulated import needs_emulators
+from nccl_world import fresh, world
 
 from nc10d.group.process_group import ProcessGroup
 from nc10d.testing import Ranks, reference
@@ -28,37 +29,6 @@ pytestmark = needs_emulators
 def ranks() -> Iterator[Ranks]:
     with Ranks(SIZE, "processes", "fake") as found:  # only the group's store is used
         yield found
-
-
-class World:
-    """A rank's communicator, stream and arrays, created at first use and kept for the process."""
-
-    def __init__(self, group: ProcessGroup) -> None:
-        self.group = group
-        self.gpu = Gpu(group.rank)
-        self.nccl = Nccl()
-        self.comm = self.nccl.init(group)
-        self.stream = self.gpu.stream()
-
-    def call(self, name: str, *args: Any) -> None:
-        self.nccl(name, *args, self.comm, self.stream)
-
-    def wait(self) -> None:
-        self.gpu("cuStreamSynchronize", self.stream)
-
-
-def fresh(group: ProcessGroup) -> World:
-    """Return a World with a new communicator, which the test may break."""
-    return World(group)
-
-
-_mine: list[World] = []
-
-
-def world(group: ProcessGroup) -> World:
-    if not _mine:
-        _mine.append(World(group))
-    return _mine[0]
 
 
 # Copying collectives

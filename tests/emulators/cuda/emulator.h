@@ -15,6 +15,7 @@
 #include <string.h>
 
 #define MOST_DEVICES 16
+#define MOST_QUEUES 64
 
 /* A piece of work: `run` gets a copy of the arguments that it was enqueued with. */
 typedef void (*cuemu_run)(void *args);
@@ -22,6 +23,7 @@ typedef void (*cuemu_run)(void *args);
 struct task {
   struct task *next;
   cuemu_run run;
+  uint64_t ticket; /* its turn in its stream's hardware queue */
   size_t size;
   char args[];
 };
@@ -30,6 +32,8 @@ struct CUctx_st {
   CUdevice device;
   unsigned retained;
   CUstream legacy; /* the default stream: in order with every stream that was not made NON_BLOCKING */
+  unsigned streams; /* made so far: each gets the next hardware queue */
+  struct queue { uint64_t issued, taken; } queues[MOST_QUEUES];
 };
 
 struct CUstream_st {
@@ -37,6 +41,7 @@ struct CUstream_st {
   CUcontext ctx;
   pthread_t worker;
   pthread_cond_t more;
+  struct queue *queue; /* which it shares with other streams; NULL: it has one of its own */
   struct task *first, **last;
   uint64_t issued, finished; /* numbers of tasks: a point in a stream is one of them */
   unsigned flags;
@@ -59,6 +64,7 @@ struct CUevent_st {
 /* A captured graph is its tasks in the order of capture: one of the orders that the graph allows. */
 struct CUgraph_st {
   struct task *first, **last;
+  struct held *held; /* user objects that live as long as it does */
   CUstream origin;
   bool broken;
   pthread_t owner;
@@ -83,6 +89,7 @@ extern CUstream cuemu_streams; /* all that there are */
 CUstream cuemu_stream(CUstream handle);
 CUresult cuemu_enqueue(CUstream handle, cuemu_run run, const void *args, size_t size);
 CUresult cuemu_drain(CUstream stream);
+bool cuemu_is_stamp(cuemu_run run);
 void cuemu_push(CUstream stream, cuemu_run run, const void *args, size_t size);
 void cuemu_hold(CUstream stream, CUstream other, uint64_t number);
 struct task *cuemu_task(cuemu_run run, const void *args, size_t size);
@@ -99,12 +106,15 @@ twin_fn cuemu_packing(const char *name); /* of one of nc10d's packing kernels, e
 CUresult cuemu_unsafe(void);
 void cuemu_count_wait(void); /* a call that waits for the device has begun */
 void cuemu_capture(CUstream stream, cuemu_run run, const void *args, size_t size);
+void cuemu_keep_objects(CUgraph graph, CUgraph other);
+void cuemu_drop_objects(CUgraph graph);
 
 /* Context of the calling thread; NULL if there is none. */
 CUcontext cuemu_context(void);
 CUcontext cuemu_context_of(CUdevice device);
 double cuemu_now(void);
 int cuemu_number(const char *variable, int otherwise);
+bool cuemu_lax(const char *rule); /* whether NC10D_EMULATED_LAX, a list with commas, names a rule */
 
 #define REQUIRE(condition, error) do { if (!(condition)) return (error); } while (0)
 #define NEED_CONTEXT() REQUIRE(cuemu_context(), cuemu_ready ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_NOT_INITIALIZED)

@@ -20,6 +20,8 @@ static void stamp_event(void *args) {
   pthread_mutex_unlock(&cuemu_lock);
 }
 
+bool cuemu_is_stamp(cuemu_run run) { return run == stamp_event; }
+
 CUresult cuEventCreate(CUevent *event, unsigned flags) {
   NEED_CONTEXT();
   REQUIRE(event, CUDA_ERROR_INVALID_VALUE);

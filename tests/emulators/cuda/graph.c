@@ -99,7 +99,7 @@ CUresult cuStreamEndCapture(CUstream handle, CUgraph *result) {
   leave(graph, &loose);
   pthread_mutex_unlock(&cuemu_lock);
   if (!graph->broken && !loose) *result = graph;
-  /* A broken graph is kept: events that were recorded under it still name it. */
+  else cuGraphDestroy(graph);
   return graph->broken ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : loose ? CUDA_ERROR_STREAM_CAPTURE_UNJOINED : CUDA_SUCCESS;
 }
 
@@ -124,6 +124,24 @@ CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *status) {
   return CUDA_SUCCESS;
 }
 
+/* What is captured may be tied to the graph, by user objects. */
+#if CUDA_VERSION >= 13000
+CUresult cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *number, CUgraph *graph,
+                                const CUgraphNode **after, const CUgraphEdgeData **edges, size_t *count) {
+  (void)edges;
+#else
+CUresult cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *number, CUgraph *graph,
+                                const CUgraphNode **after, size_t *count) {
+#endif
+  REQUIRE(!after && !count, CUDA_ERROR_NOT_SUPPORTED);
+  CUresult result = cuStreamIsCapturing(handle, status);
+  REQUIRE(result == CUDA_SUCCESS && *status == CU_STREAM_CAPTURE_STATUS_ACTIVE, result);
+  CUgraph found = cuemu_stream(handle)->graph;
+  if (number) *number = (cuuint64_t)(uintptr_t)found;
+  if (graph) *graph = found;
+  return CUDA_SUCCESS;
+}
+
 CUresult cuGraphInstantiate(CUgraphExec *exec, CUgraph graph, unsigned long long flags) {
   (void)flags;
   REQUIRE(exec && graph, CUDA_ERROR_INVALID_VALUE);
@@ -133,6 +151,7 @@ CUresult cuGraphInstantiate(CUgraphExec *exec, CUgraph graph, unsigned long long
     *(*exec)->graph->last = cuemu_task(task->run, task->args, task->size);
     (*exec)->graph->last = &(*(*exec)->graph->last)->next;
   }
+  cuemu_keep_objects((*exec)->graph, graph);
   return CUDA_SUCCESS;
 }
 
@@ -151,7 +170,7 @@ CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count) {
   return CUDA_SUCCESS;
 }
 
-/* A captured graph's own struct stays, for events that still name it. */
+/* A captured graph's own struct stays, for events that still name it, a broken one's too. */
 CUresult cuGraphDestroy(CUgraph graph) {
   REQUIRE(graph, CUDA_ERROR_INVALID_VALUE);
   for (struct task *task = graph->first, *next; task; task = next) {
@@ -160,6 +179,7 @@ CUresult cuGraphDestroy(CUgraph graph) {
   }
   graph->first = NULL;
   graph->last = &graph->first;
+  cuemu_drop_objects(graph);
   return CUDA_SUCCESS;
 }
 

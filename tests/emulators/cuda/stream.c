@@ -1,5 +1,10 @@
 /* Streams: a thread and a queue each. A point in a stream is the number of a task; events, waits
- * and synchronisation are all "until that stream has finished that number". */
+ * and synchronisation are all "until that stream has finished that number".
+ *
+ * NC10D_EMULATED_QUEUES is the number of hardware queues (CUDA_DEVICE_MAX_CONNECTIONS, 8 on a GPU);
+ * 0, the default, is one for each stream. Streams take queues in turn, and a queue its work in the
+ * order of issue, whichever stream it is of. A wait or a record holds the queue until it is over,
+ * anything else until it begins. Which stream a driver gives which queue is not documented. */
 #include "emulator.h"
 
 pthread_mutex_t cuemu_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -16,6 +21,19 @@ struct task *cuemu_task(cuemu_run run, const void *args, size_t size) {
   return task;
 }
 
+static bool holds_queue(const struct task *task);
+
+/* With the lock: wait for a task's turn in its queue, and let the next have it. */
+static void take_turn(CUstream stream, const struct task *task) {
+  struct queue *queue = stream->queue;
+  while (queue && queue->taken != task->ticket) pthread_cond_wait(&cuemu_progress, &cuemu_lock);
+}
+
+static void give_turn(CUstream stream) {
+  if (stream->queue) stream->queue->taken++;
+  pthread_cond_broadcast(&cuemu_progress);
+}
+
 static void *work(void *argument) {
   CUstream stream = argument;
   cuCtxPushCurrent(stream->ctx);
@@ -24,9 +42,13 @@ static void *work(void *argument) {
     while (!stream->first && !stream->closing) pthread_cond_wait(&stream->more, &cuemu_lock);
     struct task *task = stream->first;
     if (!task) break;
+    bool holds = holds_queue(task);
+    take_turn(stream, task);
+    if (!holds) give_turn(stream);
     pthread_mutex_unlock(&cuemu_lock);
     task->run(task->args);
     pthread_mutex_lock(&cuemu_lock);
+    if (holds) give_turn(stream);
     stream->first = task->next;
     if (!stream->first) stream->last = &stream->first;
     stream->finished++;
@@ -40,6 +62,7 @@ static void *work(void *argument) {
 /* With the lock: append a task, whatever the stream's state. */
 void cuemu_push(CUstream stream, cuemu_run run, const void *args, size_t size) {
   struct task *task = cuemu_task(run, args, size);
+  if (stream->queue) task->ticket = stream->queue->issued++;
   *stream->last = task;
   stream->last = &task->next;
   stream->issued++;
@@ -57,6 +80,8 @@ static void wait_for_point(void *args) {
   while (point->stream->finished < point->number) pthread_cond_wait(&cuemu_progress, &cuemu_lock);
   pthread_mutex_unlock(&cuemu_lock);
 }
+
+static bool holds_queue(const struct task *task) { return task->run == wait_for_point || cuemu_is_stamp(task->run); }
 
 /* With the lock: let `stream` go on when `other` has finished `number`. */
 void cuemu_hold(CUstream stream, CUstream other, uint64_t number) {
@@ -82,9 +107,11 @@ static CUstream create(CUcontext ctx, unsigned flags, int priority) {
   stream->flags = flags;
   stream->priority = priority;
   stream->last = &stream->first;
+  int queues = cuemu_number("NC10D_EMULATED_QUEUES", 0);
   pthread_cond_init(&stream->more, NULL);
-  pthread_create(&stream->worker, NULL, work, stream);
   pthread_mutex_lock(&cuemu_lock);
+  if (queues) stream->queue = &ctx->queues[ctx->streams++ % (queues < MOST_QUEUES ? queues : MOST_QUEUES)];
+  pthread_create(&stream->worker, NULL, work, stream);
   stream->next = cuemu_streams;
   cuemu_streams = stream;
   pthread_mutex_unlock(&cuemu_lock);
@@ -189,15 +216,14 @@ CUresult cuCtxSynchronize(void) {
   CUresult unsafe = cuemu_unsafe();
   REQUIRE(unsafe == CUDA_SUCCESS, unsafe);
   pthread_mutex_lock(&cuemu_lock);
-  for (CUstream stream = cuemu_streams; stream;) {
-    if (stream->ctx == cuemu_context() && stream->finished < stream->issued) {
-      pthread_cond_wait(&cuemu_progress, &cuemu_lock);
-      stream = cuemu_streams; /* the list may have changed */
-    } else {
-      stream = stream->next;
-    }
-  }
+  size_t count = 0;
+  for (CUstream stream = cuemu_streams; stream; stream = stream->next) count++;
+  struct point points[count + 1]; /* as they stand now: what comes later is not waited for */
+  count = 0;
+  for (CUstream stream = cuemu_streams; stream; stream = stream->next)
+    if (stream->ctx == cuemu_context()) points[count++] = (struct point){stream, stream->issued};
   pthread_mutex_unlock(&cuemu_lock);
+  for (size_t i = 0; i < count; i++) wait_for_point(&points[i]);
   return CUDA_SUCCESS;
 }
 

@@ -191,12 +191,19 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   return nccl_do(comm, flush, "", 1);
 }
 
-static void leave(ncclComm_t comm, enum presence presence) {
+static void show(ncclComm_t comm, enum presence presence) {
+  if (!comm->shared) return;
+  atomic_store(&comm->shared->members[comm->rank].presence, presence);
+  nccl_ring_bell(comm);
+}
+
+/* Give its memory back. Graphs with its launches have to be gone (init.cc, commDestroySync), and
+ * whatever runs on the device has to be over. */
+static void leave(ncclComm_t comm) {
+  while (!nccl_lax("graphs") && atomic_load(&comm->captured)) nccl_pause(0.001);
+  if (!nccl_lax("abort")) nccl_wait_for_device(comm->device);
+  if (atomic_exchange(&comm->left, true)) return;
   comm->magic = 0;
-  if (comm->shared) {
-    atomic_store(&comm->shared->members[comm->rank].presence, presence);
-    nccl_ring_bell(comm);
-  }
   nccl_release(comm);
 }
 
@@ -206,7 +213,16 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   NEED(comm);
   if (nccl_fault(__func__, comm->rank, NULL, &result)) return result;
   if (comm->shared) flush(comm, NULL);
-  leave(comm, LEFT);
+  show(comm, LEFT);
+  if (comm->shared && !nccl_lax("destroy")) nccl_wait_for_node(comm);
+  leave(comm);
+  return ncclSuccess;
+}
+
+/* What an abort does once all that are in its group have stopped their operations. */
+ncclResult_t nccl_end_aborted(ncclComm_t comm) {
+  while (atomic_load(&comm->running)) sched_yield();
+  leave(comm);
   return ncclSuccess;
 }
 
@@ -218,8 +234,6 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
   NEED(comm);
   if (nccl_fault(__func__, comm->rank, NULL, &result)) return result;
   atomic_store(&comm->aborted, true);
-  if (comm->shared) nccl_ring_bell(comm);
-  while (atomic_load(&comm->running)) sched_yield();
-  leave(comm, ABORTED);
-  return ncclSuccess;
+  show(comm, ABORTED);
+  return nccl_end_later(comm) ? ncclSuccess : nccl_end_aborted(comm);
 }

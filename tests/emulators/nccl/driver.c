@@ -14,17 +14,38 @@ static void find(void) {
   found = library && FIND(get_device, cuCtxGetDevice) && FIND(launch_host, cuLaunchHostFunc) &&
           FIND(attribute, cuPointerGetAttribute) && FIND(event_create, cuEventCreate) &&
           FIND(event_destroy, cuEventDestroy) && FIND(event_record, cuEventRecord) &&
-          FIND(wait_event, cuStreamWaitEvent) && FIND(is_capturing, cuStreamIsCapturing) &&
+          FIND(wait_event, cuStreamWaitEvent) && FIND(capture_info, cuStreamGetCaptureInfo) &&
+          FIND(object_create, cuUserObjectCreate) && FIND(graph_retain, cuGraphRetainUserObject) &&
+          FIND(exchange_mode, cuThreadExchangeStreamCaptureMode) && FIND(synchronize_device, cuCtxSynchronize) &&
           FIND(alloc, cuMemAlloc) && FIND(free, cuMemFreeAsync) &&
           FIND(stream_create, cuStreamCreate) && FIND(synchronize, cuStreamSynchronize) &&
           FIND(stream_destroy, cuStreamDestroy) && FIND(retain, cuDevicePrimaryCtxRetain) &&
-          FIND(set_current, cuCtxSetCurrent);
+          FIND(set_current, cuCtxSetCurrent) && FIND(push, cuCtxPushCurrent) && FIND(pop, cuCtxPopCurrent);
 }
 
 const struct driver *nccl_driver(void) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   pthread_once(&once, find);
   return found ? &driver : NULL;
+}
+
+/* A device is current from `enter` to `exit`, whatever the calling thread has: NCCL switches, too. */
+void nccl_enter(int device) {
+  CUcontext context;
+  if (!driver.retain(&context, device)) driver.push(context);
+}
+
+void nccl_exit(void) { driver.pop(NULL); }
+
+/* As cudaFree and cudaFreeHost do, with which a communicator's memory is made and freed. What others
+ * capture is not broken by it: NCCL relaxes its own threads. */
+void nccl_wait_for_device(int device) {
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  nccl_enter(device);
+  driver.exchange_mode(&mode);
+  driver.synchronize_device();
+  driver.exchange_mode(&mode);
+  nccl_exit();
 }
 
 /* Where the bytes of device or pinned memory are, NULL if they are not all of one allocation. */

@@ -68,7 +68,7 @@ struct member { /* one rank's part of the shared segment */
   atomic_ulong met;                  /* the same for calls that the host makes: init, split */
   atomic_ulong shrunk, grown;
   atomic_int presence;
-  int device, color, key;
+  int device, color, key, process;
   unsigned long host;
   struct call call;
   char path[PATH];
@@ -105,6 +105,8 @@ struct ncclComm {
   atomic_bool aborted, revoked, finalized, suspended;
   atomic_int pending; /* launches that are not over */
   atomic_int running; /* those that a stream's thread is in */
+  atomic_int captured; /* launches that are in graphs, and may run again */
+  atomic_bool left;    /* its owner has ended it */
   unsigned long arrived, met, shrinks, grows;
   unsigned long taken[MOST_RANKS]; /* signals that were waited for, by their sender */
   int windows;
@@ -123,7 +125,11 @@ struct driver {
   __typeof__(&cuEventDestroy) event_destroy;
   __typeof__(&cuEventRecord) event_record;
   __typeof__(&cuStreamWaitEvent) wait_event;
-  __typeof__(&cuStreamIsCapturing) is_capturing;
+  __typeof__(&cuStreamGetCaptureInfo) capture_info;
+  __typeof__(&cuUserObjectCreate) object_create;
+  __typeof__(&cuGraphRetainUserObject) graph_retain;
+  __typeof__(&cuThreadExchangeStreamCaptureMode) exchange_mode;
+  __typeof__(&cuCtxSynchronize) synchronize_device;
   __typeof__(&cuMemAlloc) alloc;
   __typeof__(&cuMemFreeAsync) free;
   __typeof__(&cuStreamCreate) stream_create;
@@ -131,9 +137,14 @@ struct driver {
   __typeof__(&cuStreamDestroy) stream_destroy;
   __typeof__(&cuDevicePrimaryCtxRetain) retain;
   __typeof__(&cuCtxSetCurrent) set_current;
+  __typeof__(&cuCtxPushCurrent) push;
+  __typeof__(&cuCtxPopCurrent) pop;
 };
 const struct driver *nccl_driver(void); /* NULL where there is no driver */
 void *nccl_bytes(const void *pointer, size_t size);
+void nccl_enter(int device);
+void nccl_exit(void);
+void nccl_wait_for_device(int device);
 
 /* shared.c */
 size_t nccl_segment_size(int size);
@@ -146,12 +157,14 @@ void nccl_ring_bell(ncclComm_t comm);
 bool nccl_wait(ncclComm_t comm, bool (*ready)(ncclComm_t, void *), void *argument, bool device);
 bool nccl_barrier(ncclComm_t comm);
 bool nccl_meet(ncclComm_t comm);
+void nccl_wait_for_node(ncclComm_t comm);
 
 /* comm.c */
 ncclResult_t nccl_check(ncclComm_t comm);
 ncclResult_t nccl_fail(ncclComm_t comm, ncclResult_t result, const char *format, ...);
 ncclComm_t nccl_new(int size, int rank, const ncclConfig_t *config);
 ncclResult_t nccl_stop(ncclComm_t comm);
+ncclResult_t nccl_end_aborted(ncclComm_t comm);
 ncclResult_t nccl_usable(ncclComm_t comm, const char *name);
 ncclComm_t nccl_child(ncclComm_t parent, const ncclConfig_t *config);
 
@@ -160,6 +173,8 @@ typedef ncclResult_t (*job_fn)(ncclComm_t comm, void *args);
 ncclResult_t nccl_submit(ncclComm_t comm, const struct op *op);
 void nccl_note(ncclResult_t result);
 ncclResult_t nccl_do(ncclComm_t comm, job_fn job, const void *args, size_t size);
+bool nccl_end_later(ncclComm_t comm);
+void nccl_pause(double seconds);
 
 /* What operations do, on a stream's thread. False: stopped by an abort. */
 bool nccl_collective(ncclComm_t comm, const struct op *op);
@@ -170,6 +185,7 @@ size_t nccl_width(ncclDataType_t type);
 
 /* faults.c: true if the call must return `*result` at once */
 bool nccl_fault(const char *function, int rank, struct op *op, ncclResult_t *result);
+bool nccl_lax(const char *rule); /* whether NC10D_EMULATED_LAX, a list with commas, names a rule */
 
 #define REQUIRE(comm, condition, error, ...) \
   do { if (!(condition)) return nccl_fail(comm, error, __VA_ARGS__); } while (0)

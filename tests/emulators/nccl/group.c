@@ -8,6 +8,8 @@
 #include <errno.h>
 #include <time.h>
 
+#define GROUPED_ABORTS 22200 /* the first version with aborts in groups */
+
 struct launch {
   ncclComm_t comm;
   size_t count;
@@ -34,10 +36,12 @@ static __thread struct queued *queue;
 static __thread size_t queued, room;
 static __thread struct job **jobs;
 static __thread size_t job_count;
+static __thread ncclComm_t *ending; /* aborted inside the group */
+static __thread size_t ending_count;
 
 /* On the stream's thread */
 
-static void sleep_for(double seconds) {
+void nccl_pause(double seconds) {
   struct timespec time = {(time_t)seconds, (long)((seconds - (time_t)seconds) * 1e9)};
   while (nanosleep(&time, &time) && errno == EINTR) {}
 }
@@ -48,7 +52,7 @@ static bool never(ncclComm_t comm, void *argument) {
 }
 
 static bool begin(ncclComm_t comm, const struct op *op) {
-  if (op->delay) sleep_for(op->delay);
+  if (op->delay) nccl_pause(op->delay);
   if (op->error) atomic_store(&comm->state, op->error);
   return !(op->hang || op->error) || nccl_wait(comm, never, NULL, true);
 }
@@ -76,10 +80,26 @@ static void run(void *data) {
 
 /* On the caller's thread */
 
-static bool captures(CUstream stream) {
+/* Whether a stream is captured, and into which graph. */
+static CUresult look_for_capture(CUstream stream, bool *captured, CUgraph *graph) {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  nccl_driver()->is_capturing(stream, &status);
-  return status != CU_STREAM_CAPTURE_STATUS_NONE;
+#if CUDA_VERSION >= 13000
+  CUresult result = nccl_driver()->capture_info(stream, &status, NULL, graph, NULL, NULL, NULL);
+#else
+  CUresult result = nccl_driver()->capture_info(stream, &status, NULL, graph, NULL, NULL);
+#endif
+  *captured = status != CU_STREAM_CAPTURE_STATUS_NONE;
+  return result;
+}
+
+static void drop_captured(void *data) { atomic_fetch_sub(&((ncclComm_t)data)->captured, 1); }
+
+/* A communicator lives as long as the graphs that it has launches in. */
+static void count_captured(ncclComm_t comm, CUgraph graph) {
+  CUuserObject object;
+  if (!graph || nccl_driver()->object_create(&object, comm, drop_captured, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC)) return;
+  atomic_fetch_add(&comm->captured, 1);
+  nccl_driver()->graph_retain(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE);
 }
 
 /* Order `stream` after `other`, as it stands now. */
@@ -96,7 +116,10 @@ static void follow(CUstream stream, CUstream other) {
 static ncclResult_t launch(ncclComm_t comm, struct launch *launch) {
   CUstream stream = launch->ops[0].stream, others[launch->count];
   size_t count = 0;
-  bool captured = launch->captured = captures(stream);
+  bool captured;
+  CUgraph graph = NULL;
+  REQUIRE(comm, !look_for_capture(stream, &captured, &graph), ncclUnhandledCudaError, "the stream can't be used now");
+  launch->captured = captured;
   launch->comm = comm;
   for (size_t i = 1; i < launch->count; i++)
     if (launch->ops[i].stream != stream) follow(stream, others[count++] = launch->ops[i].stream);
@@ -106,6 +129,7 @@ static ncclResult_t launch(ncclComm_t comm, struct launch *launch) {
     atomic_fetch_add(&comm->pending, 1);
   }
   REQUIRE(comm, !nccl_driver()->launch_host(stream, run, launch), ncclUnhandledCudaError, "the launch failed");
+  if (captured) count_captured(comm, graph);
   if (!captured) {
     nccl_driver()->event_record(comm->tail, stream);
     comm->last = stream;
@@ -127,7 +151,7 @@ static struct launch *collect(ncclComm_t comm) {
 
 static ncclResult_t launch_job(ncclComm_t comm, void *args) {
   const char *text = getenv("NC10D_EMULATED_IN_PROGRESS");
-  if (!comm->blocking && text) sleep_for(atof(text));
+  if (!comm->blocking && text) nccl_pause(atof(text));
   return launch(comm, *(struct launch **)args);
 }
 
@@ -234,6 +258,22 @@ ncclResult_t ncclGroupStart(void) {
   return ncclSuccess;
 }
 
+/* An abort inside a group ends with it, when all that are aborted there have stopped; a version that
+ * knows no group of aborts ends each at once. */
+bool nccl_end_later(ncclComm_t comm) {
+  int version;
+  if (!depth || ncclGetVersion(&version) || version < GROUPED_ABORTS) return false;
+  ending = realloc(ending, (ending_count + 1) * sizeof *ending);
+  ending[ending_count++] = comm;
+  return true;
+}
+
+static void end_aborted(void) {
+  size_t count = ending_count;
+  ending_count = 0;
+  for (size_t i = 0; i < count; i++) nccl_end_aborted(ending[i]);
+}
+
 /* An error of a call inside the group is also the group's: nothing of it is launched. */
 void nccl_note(ncclResult_t result) {
   if (depth && failure == ncclSuccess) failure = result;
@@ -242,6 +282,7 @@ void nccl_note(ncclResult_t result) {
 ncclResult_t ncclGroupEnd(void) {
   REQUIRE(NULL, depth, ncclInvalidUsage, "ncclGroupEnd: not in a group call.");
   if (--depth) return ncclSuccess;
+  end_aborted();
   ncclResult_t result = failure;
   nccl_fault(__func__, -1, NULL, &result);
   if (result != ncclSuccess) {

@@ -110,6 +110,7 @@ ncclResult_t nccl_attach(ncclComm_t comm, const char *path) {
   REQUIRE(comm, lock_byte(comm, F_OFD_SETLK, comm->rank) != -1, ncclInvalidUsage, "rank %d is there twice", comm->rank);
   mine->host = host_hash();
   mine->device = comm->device;
+  mine->process = getpid();
   atomic_store(&mine->presence, HERE);
   REQUIRE(comm, nccl_meet(comm), ncclInternalError, "aborted while ranks were awaited");
   let_go(path);
@@ -165,6 +166,28 @@ bool nccl_wait(ncclComm_t comm, bool (*ready)(ncclComm_t, void *), void *argumen
     if (device) look_around(comm);
     sleep_until_bell(comm, heard);
   }
+}
+
+static bool on_node(ncclComm_t comm, int rank) {
+  const struct member *members = comm->shared->members;
+  return rank != comm->rank && members[rank].host == members[comm->rank].host && alive(comm, rank) &&
+         atomic_load(&members[rank].presence) == HERE;
+}
+
+static bool node_has_left(ncclComm_t comm, void *argument) {
+  (void)argument;
+  for (int rank = 0; rank < comm->size; rank++)
+    if (on_node(comm, rank)) return false;
+  return true;
+}
+
+/* Until no rank of this host is left, unless a rank of this process is: its last one waits for all
+ * (init.cc, commReclaim). A rank serves its peers until they have gone (proxy.cc: `while (stop ==
+ * PROXY_RUNNING || npeers > 0)`). */
+void nccl_wait_for_node(ncclComm_t comm) {
+  for (int rank = 0; rank < comm->size; rank++)
+    if (comm->shared->members[rank].process == getpid() && on_node(comm, rank)) return;
+  nccl_wait(comm, node_has_left, NULL, false);
 }
 
 struct counted {
