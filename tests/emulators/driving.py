@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -162,9 +163,13 @@ class Nccl:
             raise Refused("ncclCommInitRankConfig", code, self.last_error())
         return comm
 
-    def init_rank(self, size: int, unique: Array, rank: int, blocking: bool) -> tuple[int, int]:
+    def init_rank(
+        self, size: int, unique: Array, rank: int, blocking: bool = True, fields: Sequence[int] = ()
+    ) -> tuple[int, int]:
+        """Make a communicator; return it and the code. `fields` follow `blocking` in its config."""
         comm = ctypes.c_uint64()
-        config = (ctypes.c_int32 * 5)(20, 0, -0x35014111, 23203, int(blocking))
+        words = [-0x35014111, 23203, int(blocking), *fields]
+        config = (ctypes.c_int32 * (2 + len(words)))(8 + 4 * len(words), 0, *words)
         function = self.library.ncclCommInitRankConfig
         by_value = _Id.from_buffer_copy(unique)
         code = function(ctypes.byref(comm), size, by_value, rank, ctypes.byref(config))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,11 @@ def world(group: ProcessGroup) -> World:
     return _mine[0]
 
 
-def fresh(group: ProcessGroup) -> World:
-    """Return a World with a new communicator, which the test may break."""
-    return World(group)
+def fresh(group: ProcessGroup, hosts: bool = False) -> World:
+    """Return a World with a communicator that the test may break; `hosts`: one for each rank."""
+    if hosts:
+        os.environ["NCCL_HOSTID"] = f"host {group.rank}"
+    try:
+        return World(group)
+    finally:
+        os.environ.pop("NCCL_HOSTID", None)

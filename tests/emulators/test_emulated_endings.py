@@ -1,4 +1,4 @@
-"""An end of a communicator waits for what a real one waits for: the device, graphs, the node."""
+"""An end of a communicator waits for the device, for graphs and for the node, as in NCCL."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def two_stuck(group: ProcessGroup) -> tuple[World, int]:
 
 
 def end_both(here: World, other: int, end: Callable[[World, int], bool]) -> bool:
-    """Let rank 0 end both communicators, and rank 1 its own; return what rank 0 has seen."""
+    """Let rank 0 end both communicators, then rank 1 its own; return rank 0's answer."""
     seen = end(here, other) if here.group.rank == 0 else False
     key = f"ended {end.__name__}"
     if here.group.rank == 0:
@@ -152,10 +152,7 @@ def test_a_broken_capture_holds_no_communicator() -> None:
 
 def destroy(group: ProcessGroup, hosts: bool) -> bool:
     """Rank 0 destroys first; return whether that came back only with rank 1's call."""
-    if hosts:
-        os.environ["NCCL_HOSTID"] = f"host {group.rank}"
-    here = fresh(group)
-    os.environ.pop("NCCL_HOSTID", None)
+    here = fresh(group, hosts)
     stuck, key = False, f"rank 0 destroys, {hosts}"
     if group.rank:
         group.store.wait([key])
@@ -186,4 +183,35 @@ def test_a_destroy_does_not_wait_for_the_dead() -> None:
         pytest.raises(RuntimeError, match="the process ended with code 3") as error,
     ):
         ranks.run(destroy_beside_the_dead)
+    assert "rank 0" not in str(error.value)
+
+
+# Deaths
+
+
+def one_leaves(group: ProcessGroup, ends: str) -> None:
+    """Rank 0 waits for a rank of its host that has gone, and is not told."""
+    here = fresh(group)
+    if group.rank:
+        if ends:
+            here.nccl(ends, here.comm)
+            return
+        os._exit(3)
+    here.add_up()
+    stuck = Aside(lambda: here.gpu.enter()("cuStreamSynchronize", here.stream)).is_stuck()
+    state = here.nccl.state(here.comm)
+    here.nccl("ncclCommAbort", here.comm)
+    assert (stuck, state) == (True, 0)
+
+
+def test_nobody_of_a_host_is_told_that_a_rank_of_it_has_aborted(ranks: Ranks) -> None:
+    ranks.run(one_leaves, ["ncclCommAbort"] * SIZE)
+
+
+def test_nobody_of_a_host_is_told_that_a_rank_of_it_has_died() -> None:
+    with (
+        Ranks(SIZE, "processes", "fake") as ranks,
+        pytest.raises(RuntimeError, match="the process ended with code 3") as error,
+    ):
+        ranks.run(one_leaves, [""] * SIZE)
     assert "rank 0" not in str(error.value)

@@ -19,7 +19,7 @@ from nc10d.group.process_group import ProcessGroup
 from nc10d.testing import Ranks, reference
 
 SIZE = 3
-INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, NOT_READY = 4, 5, 6, 600
+UNHANDLED_CUDA_ERROR, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, NOT_READY = 1, 4, 5, 6, 600
 Array = np.ndarray[Any, np.dtype[Any]]
 
 pytestmark = needs_emulators
@@ -162,8 +162,8 @@ def test_a_nonblocking_communicator_is_in_progress_and_then_is_not(ranks: Ranks)
 
 
 def one_rank_aborts(group: ProcessGroup) -> tuple[int, int]:
-    """On the other ranks the operation stays pending, with a reason, until they abort too."""
-    here, x = fresh(group), np.ones(4)
+    """On other hosts the operation stays pending, with a reason, until they abort too."""
+    here, x = fresh(group, hosts=True), np.ones(4)
     at = here.gpu.put(x)
     state = 0
     if group.rank:
@@ -184,7 +184,7 @@ def test_an_abort_reaches_the_peers_as_a_remote_error(ranks: Ranks) -> None:
 
 
 def one_rank_dies(group: ProcessGroup) -> int:
-    here, x = fresh(group), np.ones(4)
+    here, x = fresh(group, hosts=True), np.ones(4)
     at = here.gpu.put(x)
     if group.rank == 2:
         os.environ["NC10D_EMULATED_FAULTS"] = "ncclAllReduce@1=die"
@@ -307,3 +307,57 @@ def same_gpu(group: ProcessGroup) -> tuple[int, int]:
 
 def test_one_gpu_for_two_ranks_is_refused_as_nccl_does(ranks: Ranks) -> None:
     assert ranks.run(same_gpu) == [(INVALID_USAGE, 0)] * SIZE
+
+
+def another_gpus_stream(group: ProcessGroup) -> int:
+    here = world(group)
+    stream = Gpu((group.rank + 1) % SIZE).stream()
+    Gpu(group.rank)
+    at = here.gpu.put(np.ones(4))
+    return here.nccl.code("ncclAllReduce", at, at, 4, TYPES["float64"], 0, here.comm, stream)
+
+
+def test_a_stream_of_another_gpu_is_refused(ranks: Ranks) -> None:
+    assert ranks.run(another_gpus_stream) == [UNHANDLED_CUDA_ERROR] * SIZE
+
+
+# The words of ncclConfig_t after `blocking`; names are two words each.
+FIELDS = ["cgaClusterSize", "minCTAs", "maxCTAs", "netName", "", "splitShare", "trafficClass"]
+FIELDS += ["commName", "", "collnetEnable", "CTAPolicy", "shrinkShare", "nvlsCTAs"]
+FIELDS += ["nChannelsPerNetPeer", "nvlinkCentricSched", "graphUsageMode"]
+UNDEFINED = -(2**31)
+
+
+def configured(group: ProcessGroup, values: dict[str, int]) -> int:
+    here = world(group)
+    words = [0 if name in ("netName", "commName", "") else UNDEFINED for name in FIELDS]
+    for name, value in values.items():
+        words[FIELDS.index(name)] = value
+    comm, code = here.nccl.init_rank(1, here.nccl.unique_id(), 0, fields=words)
+    if not code:
+        here.nccl("ncclCommDestroy", comm)
+    return code
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        ({}, 0),
+        ({"minCTAs": 4, "maxCTAs": 4}, 0),
+        ({"maxCTAs": 4}, 0),
+        ({"minCTAs": 4}, INVALID_ARGUMENT),  # an unset maximum is the least number
+        ({"minCTAs": 4, "maxCTAs": 3}, INVALID_ARGUMENT),
+        ({"minCTAs": 0, "maxCTAs": 3}, INVALID_ARGUMENT),
+        ({"cgaClusterSize": -1}, INVALID_ARGUMENT),
+        ({"splitShare": 2}, INVALID_ARGUMENT),
+        ({"CTAPolicy": 3}, INVALID_ARGUMENT),
+        ({"nvlsCTAs": 0}, INVALID_ARGUMENT),
+        ({"nChannelsPerNetPeer": 65}, INVALID_ARGUMENT),
+        ({"graphUsageMode": 3}, INVALID_ARGUMENT),
+    ],
+    ids=str,
+)
+def test_a_config_is_checked_as_nccl_does(
+    ranks: Ranks, values: dict[str, int], wanted: int
+) -> None:
+    assert ranks.run(configured, [values] * SIZE) == [wanted] * SIZE

@@ -42,6 +42,7 @@ struct CUstream_st {
   pthread_t worker;
   pthread_cond_t more;
   struct queue *queue; /* which it shares with other streams; NULL: it has one of its own */
+  uint64_t chance; /* the next random delay of its tasks */
   struct task *first, **last;
   uint64_t issued, finished; /* numbers of tasks: a point in a stream is one of them */
   unsigned flags;
@@ -53,6 +54,7 @@ struct CUstream_st {
 };
 
 struct CUevent_st {
+  CUcontext ctx;
   unsigned references; /* its owner, and tasks that will stamp it */
   unsigned flags;
   CUstream stream; /* where it was recorded last, NULL: never */
@@ -73,7 +75,8 @@ struct CUgraph_st {
 struct range {
   struct range *next;
   uintptr_t base;
-  size_t size;
+  size_t size, room; /* bytes that were asked for, and that are there */
+  bool pooled;       /* goes back to the pool, not to the system */
   char *shadow; /* where the bytes really are: elsewhere if device memory is guarded */
   CUmemorytype kind;
   CUdevice device;
@@ -89,6 +92,9 @@ extern CUstream cuemu_streams; /* all that there are */
 CUstream cuemu_stream(CUstream handle);
 CUresult cuemu_enqueue(CUstream handle, cuemu_run run, const void *args, size_t size);
 CUresult cuemu_drain(CUstream stream);
+CUstream cuemu_clash(CUstream stream);
+CUresult cuemu_implicit(CUstream stream);
+void cuemu_keep_order(CUstream stream);
 bool cuemu_is_stamp(cuemu_run run);
 void cuemu_push(CUstream stream, cuemu_run run, const void *args, size_t size);
 void cuemu_hold(CUstream stream, CUstream other, uint64_t number);
@@ -97,6 +103,10 @@ struct task *cuemu_task(cuemu_run run, const void *args, size_t size);
 /* Memory. A range is found by any address inside it. */
 struct range *cuemu_range(uintptr_t address, size_t size);
 void *cuemu_bytes(uintptr_t address, size_t size);
+bool cuemu_map(struct range *range, size_t size);
+void cuemu_unmap(const struct range *range);
+void cuemu_add_range(const struct range *range);
+bool cuemu_take_range(uintptr_t base, CUmemorytype kind, struct range *taken);
 
 /* Kernels. A twin is called with the launch's six dimensions, and copies of its arguments. */
 typedef void (*twin_fn)(const unsigned *grid, const unsigned *block, void **args);
@@ -117,4 +127,6 @@ int cuemu_number(const char *variable, int otherwise);
 bool cuemu_lax(const char *rule); /* whether NC10D_EMULATED_LAX, a list with commas, names a rule */
 
 #define REQUIRE(condition, error) do { if (!(condition)) return (error); } while (0)
+/* As cuda.h lists it (CUDA_ERROR_INVALID_CONTEXT), of calls that could do without one. */
+#define WANT_CONTEXT() REQUIRE(cuemu_context() || cuemu_lax("context"), CUDA_ERROR_INVALID_CONTEXT)
 #define NEED_CONTEXT() REQUIRE(cuemu_context(), cuemu_ready ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_NOT_INITIALIZED)

@@ -27,11 +27,13 @@ CUresult cuEventCreate(CUevent *event, unsigned flags) {
   REQUIRE(event, CUDA_ERROR_INVALID_VALUE);
   *event = calloc(1, sizeof **event);
   (*event)->references = 1;
+  (*event)->ctx = cuemu_context();
   (*event)->flags = flags;
   return CUDA_SUCCESS;
 }
 
 CUresult cuEventDestroy(CUevent event) {
+  WANT_CONTEXT();
   REQUIRE(event, CUDA_ERROR_INVALID_HANDLE);
   pthread_mutex_lock(&cuemu_lock);
   release(event);
@@ -40,13 +42,21 @@ CUresult cuEventDestroy(CUevent event) {
 }
 
 CUresult cuEventRecord(CUevent event, CUstream handle) {
+  WANT_CONTEXT();
   REQUIRE(event, CUDA_ERROR_INVALID_HANDLE);
   CUstream stream = cuemu_stream(handle);
   REQUIRE(stream, CUDA_ERROR_INVALID_CONTEXT);
+  REQUIRE(event->ctx == stream->ctx, CUDA_ERROR_INVALID_HANDLE);
   pthread_mutex_lock(&cuemu_lock);
+  CUresult result = cuemu_implicit(stream);
+  if (result != CUDA_SUCCESS) {
+    pthread_mutex_unlock(&cuemu_lock);
+    return result;
+  }
   event->stream = stream;
   event->graph = stream->graph;
   if (!stream->graph) {
+    cuemu_keep_order(stream);
     struct stamp stamp = {event, event->number = stream->issued + 1};
     event->references++;
     cuemu_push(stream, stamp_event, &stamp, sizeof stamp);
@@ -62,13 +72,16 @@ CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned flags) 
 
 /* Order the stream after the event; with an event of a capture, the stream joins that capture. */
 CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned flags) {
+  WANT_CONTEXT();
   (void)flags;
   REQUIRE(event, CUDA_ERROR_INVALID_HANDLE);
   CUstream stream = cuemu_stream(handle);
   REQUIRE(stream, CUDA_ERROR_INVALID_CONTEXT);
-  CUresult result = CUDA_SUCCESS;
   pthread_mutex_lock(&cuemu_lock);
-  if (event->graph) {
+  CUresult result = cuemu_implicit(stream);
+  if (result != CUDA_SUCCESS) {
+    /* refused */
+  } else if (event->graph) {
     if (stream->graph && stream->graph != event->graph) {
       result = CUDA_ERROR_STREAM_CAPTURE_MERGE;
     } else {
@@ -99,6 +112,7 @@ CUresult cuEventQuery(CUevent event) {
 }
 
 CUresult cuEventSynchronize(CUevent event) {
+  WANT_CONTEXT();
   REQUIRE(event, CUDA_ERROR_INVALID_HANDLE);
   CUresult unsafe = cuemu_unsafe();
   REQUIRE(unsafe == CUDA_SUCCESS, unsafe);
@@ -112,6 +126,7 @@ CUresult cuEventSynchronize(CUevent event) {
 }
 
 CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end) {
+  WANT_CONTEXT();
   REQUIRE(start && end && start->stream && end->stream, CUDA_ERROR_INVALID_HANDLE);
   REQUIRE(!((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING), CUDA_ERROR_INVALID_HANDLE);
   pthread_mutex_lock(&cuemu_lock);

@@ -117,11 +117,12 @@ CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *status) {
   CUstream stream = cuemu_stream(handle);
   REQUIRE(stream, CUDA_ERROR_INVALID_CONTEXT);
   pthread_mutex_lock(&cuemu_lock);
+  CUresult result = cuemu_clash(stream) ? CUDA_ERROR_STREAM_CAPTURE_IMPLICIT : CUDA_SUCCESS;
   *status = !stream->graph ? CU_STREAM_CAPTURE_STATUS_NONE
             : stream->graph->broken ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
                                     : CU_STREAM_CAPTURE_STATUS_ACTIVE;
   pthread_mutex_unlock(&cuemu_lock);
-  return CUDA_SUCCESS;
+  return result;
 }
 
 /* What is captured may be tied to the graph, by user objects. */

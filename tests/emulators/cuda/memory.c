@@ -28,18 +28,18 @@ void *cuemu_bytes(uintptr_t address, size_t size) {
   return cuemu_range(address, 1) ? NULL : (void *)address;
 }
 
-static void add(uintptr_t base, size_t size, void *shadow, CUmemorytype kind, CUdevice device) {
+void cuemu_add_range(const struct range *added) {
   struct range *range = malloc(sizeof *range);
-  *range = (struct range){NULL, base, size, shadow, kind, device};
+  *range = *added;
   pthread_mutex_lock(&cuemu_lock);
   range->next = ranges;
   ranges = range;
-  if (kind == CU_MEMORYTYPE_DEVICE) in_use[device] += size;
+  if (range->kind == CU_MEMORYTYPE_DEVICE) in_use[range->device] += range->size;
   pthread_mutex_unlock(&cuemu_lock);
 }
 
 /* Take out the range that begins at `base`; false if there is none of that kind. */
-static bool take(uintptr_t base, CUmemorytype kind, struct range *taken) {
+bool cuemu_take_range(uintptr_t base, CUmemorytype kind, struct range *taken) {
   bool found = false;
   pthread_mutex_lock(&cuemu_lock);
   for (struct range **link = &ranges; *link; link = &(*link)->next) {
@@ -56,57 +56,55 @@ static bool take(uintptr_t base, CUmemorytype kind, struct range *taken) {
   return found;
 }
 
+/* New memory of the current device, not yet among the ranges; false: there is not so much. */
+bool cuemu_map(struct range *range, size_t size) {
+  if (size >= (size_t)80 << 30) return false;
+  size_t room = ROUND(size, PAGE);
+  void *shadow = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *base = shadow;
+  if (guarded()) base = mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (shadow == MAP_FAILED || base == MAP_FAILED) return false;
+  memset(shadow, 0xCD, size); /* nothing may rely on zeros */
+  CUdevice device = cuemu_context()->device;
+  *range = (struct range){NULL, (uintptr_t)base, size, room, false, shadow, CU_MEMORYTYPE_DEVICE, device};
+  return true;
+}
+
+void cuemu_unmap(const struct range *range) {
+  munmap(range->shadow, range->room);
+  if (range->shadow != (char *)range->base) munmap((void *)range->base, range->room);
+}
+
 CUresult cuMemAlloc(CUdeviceptr *pointer, size_t size) {
   NEED_CONTEXT();
   REQUIRE(pointer && size, CUDA_ERROR_INVALID_VALUE);
   CUresult unsafe = cuemu_unsafe();
   REQUIRE(unsafe == CUDA_SUCCESS, unsafe);
-  REQUIRE(size < (size_t)80 << 30, CUDA_ERROR_OUT_OF_MEMORY);
-  size_t room = ROUND(size, PAGE);
-  void *shadow = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  REQUIRE(shadow != MAP_FAILED, CUDA_ERROR_OUT_OF_MEMORY);
-  void *base = shadow;
-  if (guarded()) base = mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  REQUIRE(base != MAP_FAILED, CUDA_ERROR_OUT_OF_MEMORY);
-  memset(shadow, 0xCD, size); /* nothing may rely on zeros */
-  add((uintptr_t)base, size, shadow, CU_MEMORYTYPE_DEVICE, cuemu_context()->device);
-  *pointer = (CUdeviceptr)base;
+  struct range range;
+  REQUIRE(cuemu_map(&range, size), CUDA_ERROR_OUT_OF_MEMORY);
+  cuemu_add_range(&range);
+  *pointer = (CUdeviceptr)range.base;
   return CUDA_SUCCESS;
-}
-
-static void unmap(struct range *range) {
-  munmap(range->shadow, ROUND(range->size, PAGE));
-  if (range->shadow != (char *)range->base) munmap((void *)range->base, ROUND(range->size, PAGE));
 }
 
 /* Waits for the device, as the driver does: what is on its way may use the memory. */
 CUresult cuMemFree(CUdeviceptr pointer) {
+  WANT_CONTEXT();
   struct range range;
   REQUIRE(pointer, CUDA_SUCCESS);
   CUresult unsafe = cuemu_unsafe();
   REQUIRE(unsafe == CUDA_SUCCESS, unsafe);
   if (cuemu_context()) cuCtxSynchronize();
-  REQUIRE(take(pointer, CU_MEMORYTYPE_DEVICE, &range), CUDA_ERROR_INVALID_VALUE);
-  unmap(&range);
+  REQUIRE(cuemu_take_range(pointer, CU_MEMORYTYPE_DEVICE, &range), CUDA_ERROR_INVALID_VALUE);
+  cuemu_unmap(&range);
   return CUDA_SUCCESS;
 }
 
-CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t size, CUstream stream) {
-  (void)stream;
-  return cuMemAlloc(pointer, size);
-}
-
-static void free_later(void *args) {
-  struct range range;
-  if (take(*(CUdeviceptr *)args, CU_MEMORYTYPE_DEVICE, &range)) unmap(&range);
-}
-
-CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream) {
-  REQUIRE(cuemu_range(pointer, 1), CUDA_ERROR_INVALID_VALUE);
-  return cuemu_enqueue(stream, free_later, &pointer, sizeof pointer);
-}
-
 /* Host memory */
+
+static void add_host(void *base, size_t size) {
+  CUdevice device = cuemu_context()->device;
+  cuemu_add_range(&(struct range){NULL, (uintptr_t)base, size, ROUND(size, PAGE), false, base, CU_MEMORYTYPE_HOST, device});
+}
 
 CUresult cuMemHostAlloc(void **pointer, size_t size, unsigned flags) {
   (void)flags;
@@ -116,7 +114,7 @@ CUresult cuMemHostAlloc(void **pointer, size_t size, unsigned flags) {
   REQUIRE(unsafe == CUDA_SUCCESS, unsafe);
   void *base = mmap(NULL, ROUND(size, PAGE), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   REQUIRE(base != MAP_FAILED, CUDA_ERROR_OUT_OF_MEMORY);
-  add((uintptr_t)base, size, base, CU_MEMORYTYPE_HOST, cuemu_context()->device);
+  add_host(base, size);
   *pointer = base;
   return CUDA_SUCCESS;
 }
@@ -124,10 +122,11 @@ CUresult cuMemHostAlloc(void **pointer, size_t size, unsigned flags) {
 CUresult cuMemAllocHost(void **pointer, size_t size) { return cuMemHostAlloc(pointer, size, 0); }
 
 CUresult cuMemFreeHost(void *pointer) {
+  WANT_CONTEXT();
   struct range range;
   if (cuemu_context()) cuCtxSynchronize();
-  REQUIRE(take((uintptr_t)pointer, CU_MEMORYTYPE_HOST, &range), CUDA_ERROR_INVALID_VALUE);
-  unmap(&range);
+  REQUIRE(cuemu_take_range((uintptr_t)pointer, CU_MEMORYTYPE_HOST, &range), CUDA_ERROR_INVALID_VALUE);
+  cuemu_unmap(&range);
   return CUDA_SUCCESS;
 }
 
@@ -136,17 +135,19 @@ CUresult cuMemHostRegister(void *pointer, size_t size, unsigned flags) {
   NEED_CONTEXT();
   REQUIRE(pointer && size, CUDA_ERROR_INVALID_VALUE);
   REQUIRE(!cuemu_range((uintptr_t)pointer, 1), CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
-  add((uintptr_t)pointer, size, pointer, CU_MEMORYTYPE_HOST, cuemu_context()->device);
+  add_host(pointer, size);
   return CUDA_SUCCESS;
 }
 
 CUresult cuMemHostUnregister(void *pointer) {
+  WANT_CONTEXT();
   struct range range;
-  REQUIRE(take((uintptr_t)pointer, CU_MEMORYTYPE_HOST, &range), CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+  REQUIRE(cuemu_take_range((uintptr_t)pointer, CU_MEMORYTYPE_HOST, &range), CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
   return CUDA_SUCCESS;
 }
 
 CUresult cuMemHostGetDevicePointer(CUdeviceptr *pointer, void *host, unsigned flags) {
+  WANT_CONTEXT();
   (void)flags;
   REQUIRE(cuemu_range((uintptr_t)host, 1), CUDA_ERROR_INVALID_VALUE);
   *pointer = (CUdeviceptr)host;
@@ -163,6 +164,7 @@ CUresult cuMemGetInfo(size_t *available, size_t *total) {
 }
 
 CUresult cuMemGetAddressRange(CUdeviceptr *base, size_t *size, CUdeviceptr pointer) {
+  WANT_CONTEXT();
   struct range *range = cuemu_range(pointer, 1);
   REQUIRE(range && range->kind == CU_MEMORYTYPE_DEVICE, CUDA_ERROR_NOT_FOUND);
   if (base) *base = range->base;
@@ -173,6 +175,7 @@ CUresult cuMemGetAddressRange(CUdeviceptr *base, size_t *size, CUdeviceptr point
 /* HOST_POINTER of device memory is an error on a GPU; here it is how other emulators, which play
  * the part of kernels, find the bytes of guarded memory. */
 CUresult cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr pointer) {
+  WANT_CONTEXT();
   struct range *range = cuemu_range(pointer, 1);
   REQUIRE(range, CUDA_ERROR_INVALID_VALUE);
   switch (attribute) {

@@ -4,8 +4,11 @@
  * NC10D_EMULATED_QUEUES is the number of hardware queues (CUDA_DEVICE_MAX_CONNECTIONS, 8 on a GPU);
  * 0, the default, is one for each stream. Streams take queues in turn, and a queue its work in the
  * order of issue, whichever stream it is of. A wait or a record holds the queue until it is over,
- * anything else until it begins. Which stream a driver gives which queue is not documented. */
+ * anything else until it begins. Which stream a driver gives which queue is not documented.
+ *
+ * NC10D_EMULATED_DELAYS is a seed: each task begins after a random time, other for each stream. */
 #include "emulator.h"
+#include <time.h>
 
 pthread_mutex_t cuemu_lock = PTHREAD_MUTEX_INITIALIZER;
 pthread_cond_t cuemu_progress = PTHREAD_COND_INITIALIZER;
@@ -34,6 +37,17 @@ static void give_turn(CUstream stream) {
   pthread_cond_broadcast(&cuemu_progress);
 }
 
+/* With the lock, which is let go: up to 3 ms, by the stream's own chance (splitmix64). */
+static void delay(CUstream stream) {
+  uint64_t z = stream->chance += 0x9e3779b97f4a7c15u;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  struct timespec time = {0, (long)((z ^ (z >> 31)) % 3000000)};
+  pthread_mutex_unlock(&cuemu_lock);
+  nanosleep(&time, NULL);
+  pthread_mutex_lock(&cuemu_lock);
+}
+
 static void *work(void *argument) {
   CUstream stream = argument;
   cuCtxPushCurrent(stream->ctx);
@@ -43,6 +57,7 @@ static void *work(void *argument) {
     struct task *task = stream->first;
     if (!task) break;
     bool holds = holds_queue(task);
+    if (stream->chance) delay(stream);
     take_turn(stream, task);
     if (!holds) give_turn(stream);
     pthread_mutex_unlock(&cuemu_lock);
@@ -90,7 +105,7 @@ void cuemu_hold(CUstream stream, CUstream other, uint64_t number) {
 }
 
 /* The legacy stream and blocking streams of a context are in order with each other. */
-static void keep_order(CUstream stream) {
+void cuemu_keep_order(CUstream stream) {
   CUstream legacy = stream->ctx->legacy;
   if (stream == legacy) {
     for (CUstream other = cuemu_streams; other; other = other->next)
@@ -108,9 +123,12 @@ static CUstream create(CUcontext ctx, unsigned flags, int priority) {
   stream->priority = priority;
   stream->last = &stream->first;
   int queues = cuemu_number("NC10D_EMULATED_QUEUES", 0);
+  uint64_t seed = cuemu_number("NC10D_EMULATED_DELAYS", 0);
   pthread_cond_init(&stream->more, NULL);
   pthread_mutex_lock(&cuemu_lock);
-  if (queues) stream->queue = &ctx->queues[ctx->streams++ % (queues < MOST_QUEUES ? queues : MOST_QUEUES)];
+  unsigned number = ctx->streams++;
+  if (queues) stream->queue = &ctx->queues[number % (queues < MOST_QUEUES ? queues : MOST_QUEUES)];
+  if (seed) stream->chance = seed << 32 | (uint64_t)ctx->device << 16 | (number + 1);
   pthread_create(&stream->worker, NULL, work, stream);
   stream->next = cuemu_streams;
   cuemu_streams = stream;
@@ -136,17 +154,38 @@ CUstream cuemu_stream(CUstream handle) {
   return ctx->legacy;
 }
 
+/* With the lock: the blocking stream that is captured while the legacy stream of its context, if
+ * this is that, is used. */
+CUstream cuemu_clash(CUstream stream) {
+  if (stream != stream->ctx->legacy || cuemu_lax("legacy")) return NULL;
+  CUstream other = cuemu_streams;
+  while (other && !(other->ctx == stream->ctx && other->graph && !(other->flags & CU_STREAM_NON_BLOCKING)))
+    other = other->next;
+  return other;
+}
+
+/* With the lock: what is done with the legacy stream while a blocking stream of its context is
+ * captured would be part of that capture, and breaks it. */
+CUresult cuemu_implicit(CUstream stream) {
+  CUstream other = cuemu_clash(stream);
+  if (!other) return CUDA_SUCCESS;
+  other->graph->broken = true;
+  return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+}
+
 /* Append a task to the stream, or to the graph that it is captured into. */
 CUresult cuemu_enqueue(CUstream handle, cuemu_run run, const void *args, size_t size) {
   CUstream stream = cuemu_stream(handle);
   REQUIRE(stream, CUDA_ERROR_INVALID_CONTEXT);
   pthread_mutex_lock(&cuemu_lock);
-  CUresult result = CUDA_SUCCESS;
-  if (stream->graph) {
+  CUresult result = cuemu_implicit(stream);
+  if (result != CUDA_SUCCESS) {
+    /* refused */
+  } else if (stream->graph) {
     if (stream->graph->broken) result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     else cuemu_capture(stream, run, args, size);
   } else {
-    keep_order(stream);
+    cuemu_keep_order(stream);
     cuemu_push(stream, run, args, size);
   }
   pthread_mutex_unlock(&cuemu_lock);
@@ -157,15 +196,15 @@ CUresult cuemu_enqueue(CUstream handle, cuemu_run run, const void *args, size_t 
 CUresult cuemu_drain(CUstream stream) {
   cuemu_count_wait();
   pthread_mutex_lock(&cuemu_lock);
+  CUresult result = cuemu_implicit(stream);
   if (stream->graph) {
     stream->graph->broken = true;
-    pthread_mutex_unlock(&cuemu_lock);
-    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   }
   struct point point = {stream, stream->issued};
   pthread_mutex_unlock(&cuemu_lock);
-  wait_for_point(&point);
-  return CUDA_SUCCESS;
+  if (result == CUDA_SUCCESS) wait_for_point(&point);
+  return result;
 }
 
 CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority) {
@@ -183,6 +222,7 @@ CUresult cuStreamCreate(CUstream *stream, unsigned flags) {
 /* Returns at once, as the driver does: what is enqueued still runs. The struct stays, because
  * events may point at it. */
 CUresult cuStreamDestroy(CUstream stream) {
+  WANT_CONTEXT();
   REQUIRE(stream && stream != CU_STREAM_LEGACY, CUDA_ERROR_INVALID_HANDLE);
   pthread_mutex_lock(&cuemu_lock);
   stream->closing = true;
@@ -195,20 +235,23 @@ CUresult cuStreamDestroy(CUstream stream) {
 }
 
 CUresult cuStreamSynchronize(CUstream handle) {
+  WANT_CONTEXT();
   CUstream stream = cuemu_stream(handle);
   REQUIRE(stream, CUDA_ERROR_INVALID_CONTEXT);
   return cuemu_drain(stream);
 }
 
 CUresult cuStreamQuery(CUstream handle) {
+  WANT_CONTEXT();
   CUstream stream = cuemu_stream(handle);
   REQUIRE(stream, CUDA_ERROR_INVALID_CONTEXT);
   CUresult unsafe = cuemu_unsafe();
   REQUIRE(unsafe == CUDA_SUCCESS, unsafe);
   pthread_mutex_lock(&cuemu_lock);
+  CUresult implicit = cuemu_implicit(stream);
   bool captured = stream->graph != NULL, done = stream->finished == stream->issued;
   pthread_mutex_unlock(&cuemu_lock);
-  return captured ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+  return implicit ? implicit : captured ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 CUresult cuCtxSynchronize(void) {
@@ -228,6 +271,7 @@ CUresult cuCtxSynchronize(void) {
 }
 
 CUresult cuStreamGetPriority(CUstream handle, int *priority) {
+  WANT_CONTEXT();
   CUstream stream = cuemu_stream(handle);
   REQUIRE(stream, CUDA_ERROR_INVALID_CONTEXT);
   *priority = stream->priority;
@@ -235,6 +279,7 @@ CUresult cuStreamGetPriority(CUstream handle, int *priority) {
 }
 
 CUresult cuStreamGetFlags(CUstream handle, unsigned *flags) {
+  WANT_CONTEXT();
   CUstream stream = cuemu_stream(handle);
   REQUIRE(stream, CUDA_ERROR_INVALID_CONTEXT);
   *flags = stream->flags;
@@ -242,6 +287,7 @@ CUresult cuStreamGetFlags(CUstream handle, unsigned *flags) {
 }
 
 CUresult cuStreamGetCtx(CUstream handle, CUcontext *ctx) {
+  WANT_CONTEXT();
   CUstream stream = cuemu_stream(handle);
   REQUIRE(stream, CUDA_ERROR_INVALID_CONTEXT);
   *ctx = stream->ctx;
@@ -261,6 +307,7 @@ static void call_host(void *args) {
 }
 
 CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *data) {
+  WANT_CONTEXT();
   REQUIRE(function, CUDA_ERROR_INVALID_VALUE);
   struct call call = {function, data};
   return cuemu_enqueue(stream, call_host, &call, sizeof call);

@@ -7,7 +7,7 @@ static ncclResult_t check_buffer(ncclComm_t comm, const char *name, const void *
   *bytes = NULL;
   if (!size) return ncclSuccess;
   REQUIRE(comm, pointer, ncclInvalidArgument, "%s : NULL pointer with %zu bytes", name, size);
-  *bytes = nccl_bytes(pointer, size);
+  *bytes = nccl_bytes(comm, pointer, size);
   REQUIRE(comm, *bytes, ncclInvalidArgument, "%s : %zu bytes at %p are no device memory", name, size, pointer);
   return ncclSuccess;
 }
@@ -148,7 +148,7 @@ ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataTyp
   struct factor *factor = &comm->factors[free_slot];
   *factor = (struct factor){.used = true, .on_device = residence == ncclScalarDevice, .type = type};
   if (factor->on_device) {
-    factor->device = nccl_bytes(scalar, nccl_width(type));
+    factor->device = nccl_bytes(comm, scalar, nccl_width(type));
     REQUIRE(comm, factor->device, ncclInvalidArgument, "RedOpCreatePreMulSum : the scalar is not in device memory");
   } else {
     memcpy(factor->value, scalar, nccl_width(type));

@@ -45,17 +45,13 @@ static bool same(const struct call *a, const struct call *b) {
   return a->kind == b->kind && a->type == b->type && a->op == b->op && a->root == b->root && a->count == b->count;
 }
 
-/* A real library hangs or mixes data up; here the ranks learn that their calls differ. */
 static bool agreed(ncclComm_t comm) {
   for (int rank = 1; rank < comm->size; rank++) {
     const struct call *first = &comm->shared->members[0].call, *other = &comm->shared->members[rank].call;
     if (same(first, other)) continue;
-    snprintf(comm->message, sizeof comm->message,
-             "rank 0 is in call %d (type %d, op %d, root %d, %zu elements), rank %d in %d (%d, %d, %d, %zu)",
-             first->kind, first->type, first->op, first->root, first->count, rank, other->kind, other->type,
-             other->op, other->root, other->count);
-    atomic_store(&comm->state, ncclInvalidUsage);
-    return false;
+    return nccl_mismatch(comm, "rank 0 is in call %d (type %d, op %d, root %d, %zu elements), rank %d in %d (%d, %d, %d, %zu)",
+                         first->kind, first->type, first->op, first->root, first->count, rank, other->kind,
+                         other->type, other->op, other->root, other->count);
   }
   return true;
 }

@@ -2,6 +2,7 @@
  * until its other ranks have come, and every call meanwhile is an ncclInvalidArgument. */
 #include "emulator.h"
 #include <sched.h>
+#include <limits.h>
 #include <stdarg.h>
 
 #define MAGIC 0x6e63636cu
@@ -74,17 +75,28 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
 
 static ncclResult_t join(ncclComm_t comm, void *path) { return nccl_attach(comm, path); }
 
-static ncclResult_t check_config(const ncclConfig_t *config) {
+/* What a field may be, if it is set (init.cc, parseCommConfig). */
+static const struct { const char *name; size_t offset; int least, most; } fields[] = {
+#define FIELD(name, least, most) {#name, offsetof(ncclConfig_t, name), least, most}
+  FIELD(blocking, 0, 1),      FIELD(cgaClusterSize, 0, INT_MAX),     FIELD(minCTAs, 1, INT_MAX),
+  FIELD(maxCTAs, 1, INT_MAX), FIELD(splitShare, 0, 1),               FIELD(collnetEnable, 0, 1),
+  FIELD(CTAPolicy, 0, 2),     FIELD(shrinkShare, 0, 1),              FIELD(nvlsCTAs, 1, INT_MAX),
+  FIELD(nChannelsPerNetPeer, 1, 64), FIELD(nvlinkCentricSched, 0, 1), FIELD(graphUsageMode, 0, 2),
+};
+
+ncclResult_t nccl_check_config(const ncclConfig_t *config) {
   if (!config) return ncclSuccess;
   REQUIRE(NULL, config->magic == NCCL_API_MAGIC, ncclInvalidArgument, "ncclConfig_t was not initialized");
   REQUIRE(NULL, config->size >= 16 && config->size <= 4096, ncclInvalidArgument, "ncclConfig_t has a bad size");
-  if (config->size <= offsetof(ncclConfig_t, blocking)) return ncclSuccess;
-  if (config->size > offsetof(ncclConfig_t, maxCTAs) && config->minCTAs > 0 && config->maxCTAs > 0)
+  for (size_t i = 0; i < sizeof fields / sizeof *fields && fields[i].offset < config->size; i++) {
+    int value = *(const int *)((const char *)config + fields[i].offset);
+    REQUIRE(NULL, value == NCCL_CONFIG_UNDEF_INT || (value >= fields[i].least && value <= fields[i].most),
+            ncclInvalidArgument, "Invalid config %s attribute value %d", fields[i].name, value);
+  }
+  /* One that is not set counts as the least of all numbers: minCTAs alone is refused. */
+  if (config->size > offsetof(ncclConfig_t, maxCTAs))
     REQUIRE(NULL, config->minCTAs <= config->maxCTAs, ncclInvalidArgument,
             "Invalid config min/max channels attribute value %d/%d", config->minCTAs, config->maxCTAs);
-  int value = config->blocking;
-  REQUIRE(NULL, value == NCCL_CONFIG_UNDEF_INT || value == 0 || value == 1, ncclInvalidArgument,
-          "Invalid config blocking attribute value %d", value);
   return ncclSuccess;
 }
 
@@ -94,7 +106,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *result, int size, ncclUniqueId i
   REQUIRE(NULL, nccl_driver(), ncclUnhandledCudaError, "CUDA driver version is insufficient for CUDA runtime version");
   REQUIRE(NULL, result && size > 0 && rank >= 0 && rank < size, ncclInvalidArgument,
           "Invalid rank requested : %d/%d", rank, size);
-  ncclResult_t checked = check_config(config);
+  ncclResult_t checked = nccl_check_config(config);
   if (checked != ncclSuccess) return checked;
   int device;
   REQUIRE(NULL, !nccl_driver()->get_device(&device), ncclUnhandledCudaError, "no device is current");

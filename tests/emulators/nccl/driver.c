@@ -20,6 +20,7 @@ static void find(void) {
           FIND(alloc, cuMemAlloc) && FIND(free, cuMemFreeAsync) &&
           FIND(stream_create, cuStreamCreate) && FIND(synchronize, cuStreamSynchronize) &&
           FIND(stream_destroy, cuStreamDestroy) && FIND(retain, cuDevicePrimaryCtxRetain) &&
+          FIND(let_go, cuDevicePrimaryCtxRelease) && FIND(stream_context, cuStreamGetCtx) &&
           FIND(set_current, cuCtxSetCurrent) && FIND(push, cuCtxPushCurrent) && FIND(pop, cuCtxPopCurrent);
 }
 
@@ -35,7 +36,10 @@ void nccl_enter(int device) {
   if (!driver.retain(&context, device)) driver.push(context);
 }
 
-void nccl_exit(void) { driver.pop(NULL); }
+void nccl_exit(int device) {
+  driver.pop(NULL);
+  driver.let_go(device);
+}
 
 /* As cudaFree and cudaFreeHost do, with which a communicator's memory is made and freed. What others
  * capture is not broken by it: NCCL relaxes its own threads. */
@@ -45,16 +49,23 @@ void nccl_wait_for_device(int device) {
   driver.exchange_mode(&mode);
   driver.synchronize_device();
   driver.exchange_mode(&mode);
-  nccl_exit();
+  nccl_exit(device);
 }
 
-/* Where the bytes of device or pinned memory are, NULL if they are not all of one allocation. */
-void *nccl_bytes(const void *pointer, size_t size) {
+static void *bytes_of(CUdeviceptr address, size_t size) {
   void *bytes;
-  CUdeviceptr first, last, address = (CUdeviceptr)pointer;
+  CUdeviceptr first, last;
   if (driver.attribute(&bytes, CU_POINTER_ATTRIBUTE_HOST_POINTER, address)) return NULL;
   if (!size) return bytes;
   if (driver.attribute(&first, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address)) return NULL;
   if (driver.attribute(&last, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address + size - 1)) return NULL;
   return first == last ? bytes : NULL; /* the next allocation may begin where this one ends */
+}
+
+/* Where the bytes of device or pinned memory are, NULL if they are not all of one allocation. */
+void *nccl_bytes(ncclComm_t comm, const void *pointer, size_t size) {
+  nccl_enter(comm->device);
+  void *bytes = bytes_of((CUdeviceptr)pointer, size);
+  nccl_exit(comm->device);
+  return bytes;
 }

@@ -31,6 +31,7 @@ typedef CUevent cudaEvent_t;
 
 #define MOST_RANKS 64 /* of a communicator whose ranks exclude, or signal, each other */
 #define MOST_WINDOWS 16
+#define MOST_DEVICES 16
 
 /* The calls. What each does with arrays stands in collective.c as a table, from PUT on in onesided.c. */
 enum kind { ALL_REDUCE, REDUCE, BROADCAST, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, GATHER, SCATTER, SEND, RECV,
@@ -135,15 +136,17 @@ struct driver {
   __typeof__(&cuStreamCreate) stream_create;
   __typeof__(&cuStreamSynchronize) synchronize;
   __typeof__(&cuStreamDestroy) stream_destroy;
+  __typeof__(&cuStreamGetCtx) stream_context;
   __typeof__(&cuDevicePrimaryCtxRetain) retain;
+  __typeof__(&cuDevicePrimaryCtxRelease) let_go;
   __typeof__(&cuCtxSetCurrent) set_current;
   __typeof__(&cuCtxPushCurrent) push;
   __typeof__(&cuCtxPopCurrent) pop;
 };
 const struct driver *nccl_driver(void); /* NULL where there is no driver */
-void *nccl_bytes(const void *pointer, size_t size);
+void *nccl_bytes(ncclComm_t comm, const void *pointer, size_t size);
 void nccl_enter(int device);
-void nccl_exit(void);
+void nccl_exit(int device);
 void nccl_wait_for_device(int device);
 
 /* shared.c */
@@ -155,6 +158,7 @@ char *nccl_board(ncclComm_t comm, int rank);
 struct ring *nccl_ring(ncclComm_t comm, int src, int dst);
 void nccl_ring_bell(ncclComm_t comm);
 bool nccl_wait(ncclComm_t comm, bool (*ready)(ncclComm_t, void *), void *argument, bool device);
+bool nccl_mismatch(ncclComm_t comm, const char *format, ...);
 bool nccl_barrier(ncclComm_t comm);
 bool nccl_meet(ncclComm_t comm);
 void nccl_wait_for_node(ncclComm_t comm);
@@ -163,6 +167,7 @@ void nccl_wait_for_node(ncclComm_t comm);
 ncclResult_t nccl_check(ncclComm_t comm);
 ncclResult_t nccl_fail(ncclComm_t comm, ncclResult_t result, const char *format, ...);
 ncclComm_t nccl_new(int size, int rank, const ncclConfig_t *config);
+ncclResult_t nccl_check_config(const ncclConfig_t *config);
 ncclResult_t nccl_stop(ncclComm_t comm);
 ncclResult_t nccl_end_aborted(ncclComm_t comm);
 ncclResult_t nccl_usable(ncclComm_t comm, const char *name);

@@ -92,7 +92,9 @@ ncclComm_t nccl_child(ncclComm_t parent, const ncclConfig_t *config) {
   ncclComm_t comm = nccl_new(0, 0, config);
   if (!config) comm->blocking = parent->blocking;
   comm->device = parent->device;
+  nccl_enter(comm->device);
   nccl_driver()->event_create(&comm->tail, CU_EVENT_DISABLE_TIMING);
+  nccl_exit(comm->device);
   return comm;
 }
 
@@ -100,6 +102,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *resu
   ncclResult_t checked = check_parent(comm, comm && atomic_load(&comm->revoked));
   if (checked != ncclSuccess) return checked;
   if (nccl_fault(__func__, comm->rank, NULL, &checked)) return checked;
+  if ((checked = nccl_check_config(config)) != ncclSuccess) return checked;
   REQUIRE(comm, result, ncclInvalidArgument, "newcomm argument is NULL");
   REQUIRE(comm, color >= 0 || color == NCCL_SPLIT_NOCOLOR, ncclInvalidArgument, "invalid color %d", color);
   struct plan plan = {.color = color, .key = key};
@@ -114,6 +117,7 @@ ncclResult_t ncclCommShrink(ncclComm_t comm, int *ranks, int count, ncclComm_t *
   ncclResult_t checked = check_parent(comm, aborts || (comm && atomic_load(&comm->revoked)));
   if (checked != ncclSuccess) return checked;
   if (nccl_fault(__func__, comm->rank, NULL, &checked)) return checked;
+  if ((checked = nccl_check_config(config)) != ncclSuccess) return checked;
   REQUIRE(comm, result && ranks && count > 0 && count < comm->size && count <= MOST_RANKS, ncclInvalidArgument,
           "invalid list of %d ranks to exclude", count);
   struct plan plan = {.flags = flags, .count = count};

@@ -59,10 +59,32 @@ static bool begin(ncclComm_t comm, const struct op *op) {
 
 static bool is_message(const struct op *op) { return op->call.kind == SEND || op->call.kind == RECV; }
 
+/* At most NC10D_EMULATED_KERNELS kernels are on a device at a time, if that is set: a kernel takes
+ * its place when it begins, and keeps it until it ends. */
+static int kernels[MOST_DEVICES];
+static pthread_mutex_t kernel_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t kernel_ended = PTHREAD_COND_INITIALIZER;
+
+static void take_place(int device) {
+  const char *most = getenv("NC10D_EMULATED_KERNELS");
+  pthread_mutex_lock(&kernel_lock);
+  while (most && atoi(most) && kernels[device] >= atoi(most)) pthread_cond_wait(&kernel_ended, &kernel_lock);
+  kernels[device]++;
+  pthread_mutex_unlock(&kernel_lock);
+}
+
+static void give_place(int device) {
+  pthread_mutex_lock(&kernel_lock);
+  kernels[device]--;
+  pthread_cond_broadcast(&kernel_ended);
+  pthread_mutex_unlock(&kernel_lock);
+}
+
 static void run(void *data) {
   struct launch *launch = data;
   ncclComm_t comm = launch->comm;
   size_t collectives = 0;
+  take_place(comm->device);
   atomic_fetch_add(&comm->running, 1); /* before the look at `aborted`: an abort waits for it */
   bool going = !atomic_load(&comm->aborted) && !atomic_load(&comm->revoked);
   for (size_t i = 0; i < launch->count && going; i++) going = begin(comm, &launch->ops[i]);
@@ -70,6 +92,7 @@ static void run(void *data) {
     going = (launch->ops[collectives].call.kind >= PUT ? nccl_one_sided : nccl_collective)(comm, &launch->ops[collectives]);
   if (going && collectives < launch->count)
     nccl_messages(comm, &launch->ops[collectives], launch->count - collectives);
+  give_place(comm->device);
   atomic_fetch_sub(&comm->running, 1);
   if (launch->captured) return;
   atomic_fetch_sub(&comm->pending, 1);
@@ -111,13 +134,21 @@ static void follow(CUstream stream, CUstream other) {
   nccl_driver()->event_destroy(event);
 }
 
+/* Whether a stream is of the device that is current, as that of a kernel has to be. */
+static bool is_here(CUstream stream) {
+  CUcontext current, its_own;
+  return !nccl_driver()->stream_context(NULL, &current) && !nccl_driver()->stream_context(stream, &its_own) && current == its_own;
+}
+
 /* One launch, on the first operation's stream; the others' wait for it, and it for them. The launch
  * is the stream's thread's as soon as it is enqueued, and may be over and gone. */
-static ncclResult_t launch(ncclComm_t comm, struct launch *launch) {
+static ncclResult_t launch_there(ncclComm_t comm, struct launch *launch) {
   CUstream stream = launch->ops[0].stream, others[launch->count];
   size_t count = 0;
   bool captured;
   CUgraph graph = NULL;
+  for (size_t i = 0; i < launch->count; i++)
+    REQUIRE(comm, is_here(launch->ops[i].stream), ncclUnhandledCudaError, "the stream is of another device than the communicator");
   REQUIRE(comm, !look_for_capture(stream, &captured, &graph), ncclUnhandledCudaError, "the stream can't be used now");
   launch->captured = captured;
   launch->comm = comm;
@@ -136,6 +167,13 @@ static ncclResult_t launch(ncclComm_t comm, struct launch *launch) {
   }
   for (size_t i = 0; i < count; i++) follow(others[i], stream);
   return ncclSuccess;
+}
+
+static ncclResult_t launch(ncclComm_t comm, struct launch *launch) {
+  nccl_enter(comm->device);
+  ncclResult_t result = launch_there(comm, launch);
+  nccl_exit(comm->device);
+  return result;
 }
 
 /* Take the operations of one communicator out of the queue: collectives first, then messages. */

@@ -45,7 +45,7 @@ ncclResult_t ncclMemFree(void *pointer) {
 static ncclResult_t enter(ncclComm_t comm, void *base, size_t size, void **handle) {
   ncclResult_t result = nccl_check(comm);
   if (result != ncclSuccess) return result;
-  REQUIRE(comm, handle && base && size && nccl_bytes(base, size), ncclInvalidArgument, "only device memory can be registered");
+  REQUIRE(comm, handle && base && size && nccl_bytes(comm, base, size), ncclInvalidArgument, "only device memory can be registered");
   struct handle *window = malloc(sizeof *window);
   *window = (struct handle){comm};
   *handle = window;

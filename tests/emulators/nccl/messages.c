@@ -47,10 +47,8 @@ static size_t copy(struct transfer *t, char *bytes, size_t count) {
 
 static bool fits(ncclComm_t comm, const struct transfer *t, const struct envelope *got) {
   if (got->bytes == t->envelope.bytes && got->type == t->envelope.type) return true;
-  snprintf(comm->message, sizeof comm->message, "a message of %zu bytes (type %d) where %zu (type %d) are expected",
-           got->bytes, got->type, t->envelope.bytes, t->envelope.type);
-  atomic_store(&comm->state, ncclInvalidUsage);
-  return false;
+  return nccl_mismatch(comm, "a message of %zu bytes (type %d) where %zu (type %d) are expected", got->bytes, got->type,
+                       t->envelope.bytes, t->envelope.type);
 }
 
 /* Move what can be moved; say whether anything was. */

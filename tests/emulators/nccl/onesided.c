@@ -39,7 +39,7 @@ static ncclResult_t meet(ncclComm_t comm, void *args) {
 ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *base, size_t size, ncclWindow_t *result, int flags) {
   ncclResult_t checked = nccl_usable(comm, __func__);
   if (checked != ncclSuccess || nccl_fault(__func__, comm->rank, NULL, &checked)) return checked;
-  REQUIRE(comm, result && base && size && nccl_bytes(base, size), ncclInvalidArgument, "only device memory can be registered");
+  REQUIRE(comm, result && base && size && nccl_bytes(comm, base, size), ncclInvalidArgument, "only device memory can be registered");
   REQUIRE(comm, (size_t)base % NCCL_WIN_REQUIRED_ALIGNMENT == 0, ncclInvalidArgument, "a window must be aligned to %d bytes",
           NCCL_WIN_REQUIRED_ALIGNMENT);
   REQUIRE(comm, comm->windows < MOST_WINDOWS, ncclInternalError, "more than %d windows", MOST_WINDOWS);
@@ -53,7 +53,7 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *base, size_t size, nc
   *range = (struct window_range){ranges, window, size};
   ranges = range;
   pthread_mutex_unlock(&keeping);
-  comm->shared->members[comm->rank].windows[window->number] = (struct exposed){getpid(), nccl_bytes(base, size), size};
+  comm->shared->members[comm->rank].windows[window->number] = (struct exposed){getpid(), nccl_bytes(comm, base, size), size};
   return nccl_do(comm, meet, "", 1);
 }
 
@@ -99,7 +99,7 @@ ncclResult_t ncclPutSignal(const void *local, size_t count, ncclDataType_t type,
   REQUIRE(comm, in_window(comm, local, size), ncclInvalidArgument, "ncclPutSignal: srcWinHost is not in a valid symmetric window");
   struct exposed *target = &comm->shared->members[peer].windows[window->number];
   REQUIRE(comm, offset + size <= target->size, ncclInvalidArgument, "ncclPutSignal: past the end of the window");
-  struct op op = {.call = {PUT, type, 0, peer, count}, .send = nccl_bytes(local, size), .stream = stream};
+  struct op op = {.call = {PUT, type, 0, peer, count}, .send = nccl_bytes(comm, local, size), .stream = stream};
   op.window = window->number;
   op.offset = offset;
   return submit(comm, __func__, op);

@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <sched.h>
+#include <stdarg.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -114,7 +115,12 @@ ncclResult_t nccl_attach(ncclComm_t comm, const char *path) {
   atomic_store(&mine->presence, HERE);
   REQUIRE(comm, nccl_meet(comm), ncclInternalError, "aborted while ranks were awaited");
   let_go(path);
-  return check_devices(comm);
+  ncclResult_t result = check_devices(comm);
+  const char *sync = getenv("NC10D_EMULATED_INIT_SYNC"); /* what is freed and pinned meanwhile */
+  if (result != ncclSuccess || !sync || !atoi(sync)) return result;
+  nccl_wait_for_device(comm->device);
+  REQUIRE(comm, nccl_meet(comm), ncclInternalError, "aborted while ranks were awaited");
+  return ncclSuccess;
 }
 
 /* Drop a reference; the last one unmaps. The struct stays, so that a late call is an error. */
@@ -122,7 +128,10 @@ void nccl_release(ncclComm_t comm) {
   if (atomic_fetch_sub(&comm->references, 1) != 1) return;
   if (comm->shared) munmap(comm->shared, comm->mapped);
   if (comm->fd >= 0) close(comm->fd);
-  if (comm->tail) nccl_driver()->event_destroy(comm->tail);
+  if (!comm->tail) return;
+  nccl_enter(comm->device);
+  nccl_driver()->event_destroy(comm->tail);
+  nccl_exit(comm->device);
 }
 
 /* Waiting */
@@ -140,9 +149,11 @@ static void sleep_until_bell(ncclComm_t comm, unsigned heard) {
   atomic_fetch_sub(&comm->shared->sleepers, 1);
 }
 
-/* Somebody has gone: say so once. What waits for him goes on waiting, as a kernel would. */
+/* Somebody of another host has gone: say so once. What waits for him goes on waiting, as a kernel
+ * would. Of one's own host nobody is missed: what is shared with him stays in place. */
 static void look_around(ncclComm_t comm) {
   for (int rank = 0; rank < comm->size; rank++) {
+    if (comm->shared->members[rank].host == comm->shared->members[comm->rank].host && !nccl_lax("deaths")) continue;
     int presence = atomic_load(&comm->shared->members[rank].presence);
     bool gone = presence == LEFT || presence == ABORTED || (presence == HERE && !alive(comm, rank));
     int expected = ncclSuccess;
@@ -188,6 +199,24 @@ void nccl_wait_for_node(ncclComm_t comm) {
   for (int rank = 0; rank < comm->size; rank++)
     if (comm->shared->members[rank].process == getpid() && on_node(comm, rank)) return;
   nccl_wait(comm, node_has_left, NULL, false);
+}
+
+static bool never(ncclComm_t comm, void *argument) {
+  (void)comm, (void)argument;
+  return false;
+}
+
+/* Calls that don't fit together: an error with these words, or, as a real library may, no end
+ * (NC10D_EMULATED_MISMATCH=hang). */
+bool nccl_mismatch(ncclComm_t comm, const char *format, ...) {
+  const char *mode = getenv("NC10D_EMULATED_MISMATCH");
+  if (mode && !strcmp(mode, "hang")) return nccl_wait(comm, never, NULL, true);
+  va_list args;
+  va_start(args, format);
+  vsnprintf(comm->message, sizeof comm->message, format, args);
+  va_end(args);
+  atomic_store(&comm->state, ncclInvalidUsage);
+  return false;
 }
 
 struct counted {

@@ -56,6 +56,7 @@ ncclResult_t ncclCommGrow(ncclComm_t comm, int size, const ncclUniqueId *id, int
   ncclResult_t checked = comm ? nccl_usable(comm, __func__) : ncclSuccess;
   if (checked != ncclSuccess) return checked;
   if (nccl_fault(__func__, comm ? comm->rank : rank, NULL, &checked)) return checked;
+  if ((checked = nccl_check_config(config)) != ncclSuccess) return checked;
   REQUIRE(comm, result && size > 0, ncclInvalidArgument, "ncclCommGrow: total ranks must be positive, got %d", size);
   struct growth growth = {.size = size, .rank = rank};
   if (comm) {
