@@ -19,13 +19,14 @@ import numpy as np
 import nc10d as dist
 from nc10d import cuda
 from nc10d.cuda.driver import call, driver
-from nc10d.cuda.streams import StreamKey, order_after
+from nc10d.cuda.streams import LEGACY, PER_THREAD, StreamKey, order_after
 from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import MAX, SUM
 
 LENGTHS = 6, 6, 3000, 3000
 """Elements of a rank's arrays; two of each length, of which a step may use either."""
-STREAMS = 3
+STREAMS, CAPTURED = 5, 3
+"""Two streams of one's own, a blocking one, both default streams; the first can be captured."""
 ALL_REDUCE, MAXIMUM, BROADCAST, ALL_TO_ALL = "all_reduce", "maximum", "broadcast", "all_to_all"
 COLLECTIVES = ALL_REDUCE, MAXIMUM, BROADCAST, ALL_TO_ALL
 MESSAGE, EXCHANGE, COPY, WAIT, BLOCK, GRAPH = (
@@ -166,9 +167,13 @@ class Runner:
         self.rank = rank
         self.groups = groups
         self.device = rank % cuda.device_count()
-        self.streams = [cuda.Stream(self.device) for _ in range(STREAMS)]
+        self._own = [cuda.Stream(self.device) for _ in range(2)]
+        with cuda.on_device(self.device):
+            self._blocking = call("cuStreamCreate", 0)
+        self.streams = [*(stream.handle for stream in self._own), int(self._blocking)]
+        self.streams += [PER_THREAD, LEGACY]
         self.arrays = [cuda.to_device(initial(rank, n), self.device) for n in range(len(LENGTHS))]
-        self._last: dict[object, Any] = {}  # the Work or stream that used a place last
+        self._last: dict[object, Any] = {}  # the Work, or a stream's handle, that used a place last
         self._graphs: list[Any] = []
 
     def run(self) -> list[Array]:
@@ -182,14 +187,16 @@ class Runner:
                 self._take_part(step)
             for place in list(self._last):
                 self._order(place, self.streams[0])
-            self.streams[0].synchronize()
+            call("cuStreamSynchronize", self.streams[0])
+            call("cuStreamDestroy", self._blocking)
         found = [cuda.to_host(x) for x in self.arrays]
         for destroy, handle in self._graphs:
             call(destroy, handle)
         return found
 
     def _take_part(self, step: Step) -> None:
-        way, stream = step.ways[self.rank], self.streams[step.ways[self.rank].stream]
+        way = step.ways[self.rank]
+        stream = self.streams[way.stream % CAPTURED if step.kind == GRAPH else way.stream]
         members = self.program.groups[step.group]
         if step.kind in (MESSAGE, EXCHANGE) and self.rank not in step.pair:
             return
@@ -199,18 +206,18 @@ class Runner:
         elif step.kind == COPY:
             x, y = (self.arrays[number_of(way, step.long, other)] for other in (False, True))
             with self._using(step, stream):
-                call("cuMemcpyDtoDAsync", y.address, x.address, x.nbytes, stream.handle)
+                call("cuMemcpyDtoDAsync", y.address, x.address, x.nbytes, stream)
         elif step.kind in (MESSAGE, EXCHANGE):
             self._send(step, way, stream)
         elif self.rank in members:
             run = {BLOCK: self._block, GRAPH: self._graph}.get(step.kind, self._collective)
             run(step, way, stream)
 
-    def _order(self, place: object, stream: cuda.Stream) -> None:
+    def _order(self, place: object, stream: int) -> None:
         """Let later work on a stream come after a place's last use."""
         last = self._last.get(place)
-        if isinstance(last, cuda.Stream):
-            order_after(StreamKey(stream.handle, self.device), StreamKey(last.handle, self.device))
+        if isinstance(last, int):
+            order_after(StreamKey(stream, self.device), StreamKey(last, self.device))
         elif last is not None:
             with cuda.stream(stream):
                 last.wait()
@@ -228,13 +235,13 @@ class Runner:
         return {*numbers, f"group {step.group}"} if in_group else {*numbers}
 
     @contextmanager
-    def _using(self, step: Step, stream: cuda.Stream) -> Iterator[None]:
+    def _using(self, step: Step, stream: int) -> Iterator[None]:
         for place in self._places(step):
             self._order(place, stream)
         with cuda.stream(stream):
             yield
 
-    def _done(self, step: Step, work: Any, way: Way, stream: cuda.Stream) -> None:
+    def _done(self, step: Step, work: Any, way: Way, stream: int) -> None:
         """Wait on the stream, or leave that to the next use."""
         if not way.later:
             with cuda.stream(stream):
@@ -254,12 +261,12 @@ class Runner:
         }
         return calls[step.kind]()
 
-    def _collective(self, step: Step, way: Way, stream: cuda.Stream) -> None:
+    def _collective(self, step: Step, way: Way, stream: int) -> None:
         with self._using(step, stream):
             work = self._started(step, True)
         self._done(step, work, way, stream)
 
-    def _block(self, step: Step, way: Way, stream: cuda.Stream) -> None:
+    def _block(self, step: Step, way: Way, stream: int) -> None:
         group = self.groups[step.group]
         assert group is not None
         with self._using(step, stream):
@@ -271,7 +278,7 @@ class Runner:
         for place in self._places(step):
             self._last[place] = stream
 
-    def _send(self, step: Step, way: Way, stream: cuda.Stream) -> None:
+    def _send(self, step: Step, way: Way, stream: int) -> None:
         group = self.groups[0]
         assert group is not None
         (peer,) = set(step.pair) - {self.rank}
@@ -289,17 +296,17 @@ class Runner:
                 work = block.works[-1]
         self._done(step, work, way, stream)
 
-    def _graph(self, step: Step, way: Way, stream: cuda.Stream) -> None:
+    def _graph(self, step: Step, way: Way, stream: int) -> None:
         modes = driver().CUstreamCaptureMode
         with self._using(step, stream):
-            call("cuStreamBeginCapture", stream.handle, modes(step.mode))
+            call("cuStreamBeginCapture", stream, modes(step.mode))
             for inner in step.inner:
                 self._started(inner, False)
-            graph = call("cuStreamEndCapture", stream.handle)
+            graph = call("cuStreamEndCapture", stream)
             runs = call("cuGraphInstantiate", graph, 0)
             self._graphs += [("cuGraphExecDestroy", runs), ("cuGraphDestroy", graph)]
             for _ in range(step.turns):
-                call("cuGraphLaunch", runs, stream.handle)
+                call("cuGraphLaunch", runs, stream)
         for place in self._places(step):
             self._last[place] = stream
 
