@@ -19,10 +19,10 @@ import numpy as np
 from nc10d.arrays.buffer import Buffer, as_buffer
 from nc10d.arrays.dtypes import DType, scalar
 from nc10d.cuda import memory
-from nc10d.cuda.device_kernels import capability, load_kernel
+from nc10d.cuda.device_kernels import load_kernel
 from nc10d.cuda.driver import call, event_pool, on_device
-from nc10d.kernels.gpu.gpu_pack import THREADS, chunks_of, supports
-from nc10d.kernels.gpu.gpu_ptx import kernel_ptx
+from nc10d.kernels.gpu.gpu_pack import THREADS, chunks_of, packing_name, supports
+from nc10d.kernels.gpu.gpu_ptx import shipped_ptx
 from nc10d.ops import Array
 
 _ARGUMENTS = (ctypes.c_int64, ctypes.c_int64, ctypes.c_double, ctypes.c_int64)
@@ -33,8 +33,7 @@ class DevicePacker:
     """Packs the same device arrays into a flat array, and unpacks them, many times."""
 
     # ValueError for an array that is not contiguous or does not fit. TypeError for other devices,
-    # and for dtypes that differ and can't be cast. UnsupportedPlatform without a compiler for
-    # kernels.
+    # and for dtypes that differ and can't be cast.
 
     def __init__(self, arrays: Sequence[Array], flat: Array, offsets: Sequence[int]) -> None:
         self.flat = flat
@@ -90,8 +89,7 @@ class DevicePacker:
         if not tables.rows[:, 2].any():
             return
         here = memory.current_stream_key(self.flat, self._device)
-        ptx = kernel_ptx(src, dst, scale != 1, capability(self._device))
-        kernel = load_kernel(self._device, ptx)
+        kernel = load_kernel(self._device, shipped_ptx(packing_name(src, dst, scale != 1)))
         with on_device(self._device):
             in_order = not memory.in_capture(here)
             if in_order:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
 from emulated import emulated_ranks, needs_emulators
 
-from build import WANTED, build
+from build import build
 from nc10d.arrays.dtypes import DType
+from nc10d.cuda.device_kernels import load_kernel
 from nc10d.kernels.gpu import gpu_pack
+from nc10d.kernels.gpu.gpu_ptx import shipped_ptx
 
-HERE = importlib.util.find_spec("numba_cuda") and importlib.util.find_spec("cuda.bindings")
-needs_compiler = pytest.mark.skipif(not (HERE or WANTED), reason="no CUDA compiler: see .ci/run")
-pytestmark = [needs_emulators, needs_compiler]
+pytestmark = needs_emulators
 TWIN = ctypes.CFUNCTYPE(None, *[ctypes.POINTER(ctypes.c_uint)] * 2, ctypes.POINTER(ctypes.c_void_p))
 CASTS = [(DType.FLOAT32, DType.BFLOAT16), (DType.BFLOAT16, DType.FLOAT32), (DType.FLOAT32,) * 2]
 _alive: list[Any] = []
@@ -126,9 +126,43 @@ def mistakes(cuda: Any, packer: Any) -> None:
     packer([], flat, []).pack()
 
 
-@pytest.mark.parametrize("driver", ["", "7.5"])
-def test_arrays_are_packed_and_unpacked_by_one_launch_each(driver: str) -> None:
-    """Also with a driver that is too old for the compiler's PTX."""
-    old = {"NC10D_EMULATED_PTX": driver} if driver else {}
-    with emulated_ranks(1, "fake", 90.0, **old) as ranks:
+def test_arrays_are_packed_and_unpacked_by_one_launch_each() -> None:
+    with emulated_ranks(1, "fake", 90.0) as ranks:
         ranks.run(packed_and_back)
+
+
+def kernel_in_a_later_version_of_ptx(_group: Any) -> None:
+    text = shipped_ptx("copy_chunk")
+    assert load_kernel(0, text.replace(".version 6.0", ".version 8.8"))
+
+
+def test_a_driver_that_is_too_old_for_the_compilers_ptx_gets_an_earlier_version() -> None:
+    with emulated_ranks(1, "fake", 90.0, NC10D_EMULATED_PTX="7.5") as ranks:
+        ranks.run(kernel_in_a_later_version_of_ptx)
+
+
+class Watched:
+    """Refuses the import of numba-cuda, as where it is not installed."""
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name.startswith(("numba_cuda", "numba.cuda")):
+            raise AssertionError(f"{name} is imported")
+
+
+def packed_without_numba_cuda(_group: Any) -> None:
+    from nc10d import cuda
+    from nc10d.reducer.device_packing import DevicePacker
+
+    sys.meta_path.insert(0, Watched())  # type: ignore[arg-type]
+    arrays = [cuda.to_device(np.full(n, n, np.float32)) for n in (3, 5)]
+    for dtype in (DType.FLOAT32, DType.BFLOAT16):
+        flat = cuda.zeros(8, dtype)
+        DevicePacker(arrays, flat, [0, 3]).pack(2.0)
+        cuda.synchronize()
+        assert flat.to_host().astype(np.float32).tolist() == [6.0] * 3 + [10.0] * 5
+    assert "numba.cuda" not in sys.modules
+
+
+def test_packing_needs_no_numba_cuda() -> None:
+    with emulated_ranks(1, "fake", 90.0) as ranks:
+        ranks.run(packed_without_numba_cuda)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from cuda_tools import NVDISASM, PTXAS, needs_compilers
+from cuda_tools import HERE, NVDISASM, PTXAS, needs_compilers
 
 import nc10d
 from nc10d.arrays.dtypes import DType, ElementType, element_of
+from nc10d.errors import UnsupportedPlatform
 from nc10d.kernels.gpu.gpu_ptx import Capability
 from nc10d.kernels.gpu.gpu_reduce import fold_ptx
 from nc10d.ops import AVG, PRODUCT, SUM, ReduceOp, premul_sum
@@ -122,3 +125,34 @@ def test_fields_that_are_not_aligned_are_read_by_bytes() -> None:
     assert set(re.findall(r"\b(?:ld|st)\.global\.(\S+)", text)) <= {"u8", "s8"}
     text = fold_ptx(affine.kind, element_of(AFFINE), (9, 0))
     assert not re.findall(r"\b(?:ld|st)\.global\.\w8\b", text)
+
+
+@pytest.mark.skipif(HERE, reason="the compilers are here")
+def test_without_compilers_an_error_names_the_packages_to_install() -> None:
+    with pytest.raises(UnsupportedPlatform, match=r"\[cu12\]"):
+        fold_ptx(SUM.kind, DType.FLOAT32, (9, 0))
+
+
+KEPT = """
+import sys, zlib
+from nc10d.arrays.dtypes import DType
+from nc10d.kernels.gpu.gpu_reduce import fold_ptx
+from nc10d.ops import SUM
+
+text = fold_ptx(SUM.kind, DType.FLOAT32, (9, 0))
+print(zlib.crc32(text.encode()), "numba.cuda" in sys.modules)
+"""
+
+
+def output_of(program: str, cache: Path) -> list[str]:
+    """Return what a program prints that has a cache of its own."""
+    environment = os.environ | {"NC10D_CACHE_DIR": str(cache)}
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    return subprocess.check_output(command, env=environment, text=True).splitlines()
+
+
+@needs_compilers
+def test_ptx_is_made_once_a_machine(tmp_path: Path) -> None:
+    first, second = (output_of(KEPT, tmp_path / "cache")[0].split() for _ in range(2))
+    assert first[0] == second[0]
+    assert (first[1], second[1]) == ("True", "False")

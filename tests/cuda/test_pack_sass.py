@@ -5,19 +5,17 @@ No GPU is needed, but CUDA's compilers are: `make test-nccl` installs them.
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from cuda_tools import HERE, NVDISASM, PTXAS, needs_compilers
+from cuda_tools import NVDISASM, PTXAS, needs_compilers
 
 from nc10d.arrays.dtypes import DType
-from nc10d.errors import UnsupportedPlatform
-from nc10d.kernels.gpu.gpu_ptx import kernel_ptx
+from nc10d.kernels.gpu.gpu_pack import packing_name
+from nc10d.kernels.gpu.gpu_ptx import shipped_ptx
 
 F32, BF16, F16 = DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16
 E4M3, E5M2 = DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2
@@ -40,7 +38,7 @@ def facts(src: DType, dst: DType, scaled: bool, capability: tuple[int, int], whe
     assert PTXAS, "ptxas is missing"
     assert NVDISASM, "nvdisasm is missing"
     ptx, cubin = where / "kernel.ptx", where / "kernel.cubin"
-    ptx.write_text(kernel_ptx(src, dst, scaled, capability))
+    ptx.write_text(shipped_ptx(packing_name(src, dst, scaled)))
     command = [PTXAS, f"-arch=sm_{capability[0]}{capability[1]}", "-v", ptx, "-o", cubin]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     shown = subprocess.run([NVDISASM, cubin], capture_output=True, text=True, check=True).stdout
@@ -91,35 +89,3 @@ def test_the_four_loads_of_a_copy_come_before_its_stores(tmp_path: Path) -> None
     sass = facts(F32, F32, False, (9, 0), tmp_path).sass
     order = "".join(re.findall(r"\b(LD|ST)G\.E\.128", sass)).replace("LD", "l").replace("ST", "s")
     assert "llllssss" in order
-
-
-def test_dtypes_without_a_kernel_are_refused() -> None:
-    with pytest.raises(TypeError, match="no GPU kernel from float64 to float32"):
-        kernel_ptx(DType.FLOAT64, F32, False, (9, 0))
-    with pytest.raises(TypeError, match="no GPU kernel from int64 to int64"):
-        kernel_ptx(DType.INT64, DType.INT64, True, (9, 0))
-
-
-@pytest.mark.skipif(HERE, reason="the compilers are here")
-def test_without_compilers_an_error_names_the_packages_to_install() -> None:
-    with pytest.raises(UnsupportedPlatform, match=r"\[cu12\]"):
-        kernel_ptx(F32, F32, False, (9, 0))
-
-
-KEPT = """
-import sys, zlib
-from nc10d.arrays.dtypes import DType
-from nc10d.kernels.gpu.gpu_ptx import kernel_ptx
-
-text = kernel_ptx(DType.FLOAT32, DType.BFLOAT16, True, (9, 0))
-print(zlib.crc32(text.encode()), "numba.cuda" in sys.modules)
-"""
-
-
-@needs_compilers
-def test_ptx_is_made_once_a_machine(tmp_path: Path) -> None:
-    environment = os.environ | {"NC10D_CACHE_DIR": str(tmp_path / "cache")}
-    command = [sys.executable, "-c", KEPT]
-    runs = [subprocess.check_output(command, env=environment, text=True).split() for _ in range(2)]
-    assert runs[0][0] == runs[1][0]
-    assert [made for _, made in runs] == ["True", "False"]

@@ -131,3 +131,7 @@ def test_pairs_of_dtypes_without_a_kernel_body_are_unsupported():
     for src, dst in [(DType.FLOAT64, F32), (DType.INT32, F32), (DType.COMPLEX64, F32)]:
         assert not gpu_pack.supports(src, dst)
         assert not gpu_pack.supports(dst, src)
+    with pytest.raises(TypeError, match="no GPU kernel from float64 to float32"):
+        gpu_pack.packing_name(DType.FLOAT64, F32, False)
+    with pytest.raises(TypeError, match="no GPU kernel from int64 to int64"):
+        gpu_pack.packing_name(DType.INT64, DType.INT64, True)

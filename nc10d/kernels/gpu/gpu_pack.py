@@ -1,10 +1,11 @@
 """Packing by blocks of threads: the loops of a CUDA kernel, which also run on the CPU.
 
-Contract: the arrays are a table with rows (dst, src, src's nbytes), three int64 each, as for
+Contract: a kernel is void(table, chunks, factor, place): int64, but the factor a float64. It is
+launched with THREADS threads a block and a block for each chunk, so a whole bucket is a single
+launch. The arrays are a table with rows (dst, src, src's nbytes), three int64 each, as for
 `pack.move_all`, and a table with chunks (row, first byte), two int64 each: a chunk for each block.
-A body is called as body(table, chunks, factor, place), and does a thread's share. Addresses are
-int64; for a cast they are aligned to an element, others need no alignment; src and dst share no
-byte.
+A body does a thread's share. For a cast, addresses are aligned to an element; others need no
+alignment. src and dst share no byte.
 
 `Target` makes the code for a machine and defines `place`: on a CPU the address of three int64
 (block, thread, threads in a block); a GPU has registers for these and ignores `place`. So a test
@@ -31,13 +32,17 @@ CHUNK = 16 << 10
 """The bytes of src that a block moves: a bucket of a few MiB has enough blocks for a GPU."""
 THREADS = 256
 """The threads of a block: each moves four 16-byte words of a chunk."""
-_WORDS = {
+WORDS = {
     1: simd.vector(simd.I8, 1),
     2: simd.vector(simd.I16, 1),
     4: simd.vector(simd.I32, 1),
     8: simd.vector(simd.I32, 2),
+    16: simd.vector(simd.I32, 4),
 }
-_WORD = simd.vector(simd.I32, 4)
+"""Words by their bytes."""
+BOUNDS = (THREADS, 6)
+"""Six blocks on a multiprocessor at once: 40 registers a thread, and memory is kept busy."""
+SIGNATURE = types.void(types.int64, types.int64, types.float64, types.int64)
 _ALIGN = 16
 _UNROLLED = 4
 
@@ -58,12 +63,12 @@ class Target:
     compile: Compile = compile_on_cpu
 
 
-def chunks_of(nbytes: Sequence[int]) -> Chunks:
+def chunks_of(nbytes: Sequence[int] | Chunks) -> Chunks:
     """Return the table of chunks for rows with so many bytes."""
-    counts = [-(-size // CHUNK) for size in nbytes]
+    counts = -(-np.asarray(nbytes, np.int64) // CHUNK)
     rows = np.repeat(np.arange(len(counts)), counts)
-    firsts = [CHUNK * at for count in counts for at in range(count)]
-    return np.column_stack([rows, np.array(firsts, np.int64)]).astype(np.int64)
+    chunks_before = np.repeat(np.cumsum(counts) - counts, counts)
+    return np.column_stack([rows, CHUNK * (np.arange(len(rows)) - chunks_before)])
 
 
 def supports(src: DType, dst: DType) -> bool:
@@ -72,12 +77,22 @@ def supports(src: DType, dst: DType) -> bool:
     return src is dst or floats
 
 
+def packing_name(src: DType, dst: DType, scaled: bool) -> str:
+    """Return the name of the kernel for dst = src, or dst = src * factor where `scaled` or cast.
+
+    TypeError for dtypes that are not real floats with at most 32 bits, unless for a plain copy.
+    """
+    if not supports(src, dst) or (scaled and not supports(src, DType.FLOAT32)):
+        raise TypeError(f"there is no GPU kernel from {src.label} to {dst.label}")
+    return f"cast_{src.label}_to_{dst.label}" if scaled or src is not dst else "copy_chunk"
+
+
 def copy_body(target: Target) -> Any:
     """Return the body for dst[:] = src, for any dtype."""
     word = _word(target)
     block_of, thread_of, threads_of = coordinates(target)
-    move64, move16 = _move(target, _WORD, 16, _UNROLLED), _move(target, _WORD, 16)
-    move8, move4, move1 = (_move(target, _WORDS[n], n) for n in (8, 4, 1))
+    move64 = _move(target, 16, _UNROLLED)
+    move16, move8, move4, move1 = (_move(target, word) for word in (16, 8, 4, 1))
 
     def copy_chunk(table, chunks, factor, place):  # type: ignore[no-untyped-def]
         """dst[first : first + CHUNK] = src[first : first + CHUNK], in bytes"""
@@ -93,19 +108,27 @@ def copy_body(target: Target) -> Any:
             if nbytes >= 4 * stride:  # once: a loop would be unrolled, which costs registers
                 move64(dst + 16 * thread, src + 16 * thread, stride)
                 done = 4 * stride
-            for at in range(done + 16 * thread, nbytes & -16, stride):
-                move16(dst + at, src + at, 0)
+            at = done + 16 * thread
             done = nbytes & -16
+            while at < done:
+                move16(dst + at, src + at, 0)
+                at += stride
         elif odd & 7 == 0:
             done = nbytes & -8
-            for at in range(8 * thread, done, 8 * threads):
+            at = 8 * thread
+            while at < done:
                 move8(dst + at, src + at, 0)
+                at += 8 * threads
         elif odd & 3 == 0:
             done = nbytes & -4
-            for at in range(4 * thread, done, 4 * threads):
+            at = 4 * thread
+            while at < done:
                 move4(dst + at, src + at, 0)
-        for at in range(done + thread, nbytes, threads):
+                at += 4 * threads
+        at = done + thread
+        while at < nbytes:
             move1(dst + at, src + at, 0)
+            at += threads
 
     return copy_chunk
 
@@ -128,10 +151,14 @@ def cast_body(target: Target, src: DType, dst: DType) -> Any:
         done = 0
         if (to | at) & 15 == 0:
             done = count // lanes * lanes
-            for i in range(lanes * thread, done, lanes * threads):
+            i = lanes * thread
+            while i < done:
                 wide_step(to + i * write, at + i * read, factor)
-        for i in range(done + thread, count, threads):
+                i += lanes * threads
+        i = done + thread
+        while i < count:
             single_step(to + i * write, at + i * read, factor)
+            i += threads
 
     return cast_chunk
 
@@ -164,15 +191,15 @@ def coordinates(target: Target) -> list[Any]:
     return [reading(index) for index in range(3)]
 
 
-def _move(target: Target, kind: ir.Type, align: int, times: int = 1) -> Any:
+def _move(target: Target, word: int, times: int = 1) -> Any:
     """Return the function that copies `times` words, `stride` bytes apart: loaded, then stored."""
 
     @simd.emits(types.void(types.int64, types.int64, types.int64), target.intrinsic)
     def move(b: Builder, to: Value, at: Value, stride: Value) -> None:
-        steps = [b.mul(stride, simd.I64(i)) for i in range(times)]
-        found = [b.load(pointer(b, target, b.add(at, step), kind), align=align) for step in steps]
+        kind, steps = WORDS[word], [b.mul(stride, simd.I64(i)) for i in range(times)]
+        found = [b.load(pointer(b, target, b.add(at, step), kind), align=word) for step in steps]
         for value, step in zip(found, steps, strict=True):
-            b.store(value, pointer(b, target, b.add(to, step), kind), align=align)
+            b.store(value, pointer(b, target, b.add(to, step), kind), align=word)
 
     return move
 

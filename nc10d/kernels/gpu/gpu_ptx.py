@@ -1,12 +1,9 @@
 """Kernels for NVIDIA GPUs: bodies as PTX, made without a GPU.
 
-Contract: PTX is made once a machine, and kept beside other compiled code. No multiplication and
-addition is contracted, so floats get the CPU's bits. Needs numba-cuda with NVVM (the extra cu12);
-raises UnsupportedPlatform if it is missing.
-
-A packing kernel (`kernel_ptx`) is void(table, chunks, factor, place): three int64 and, as the
-third, a float64; `place` is not used. It is launched with THREADS threads a block and a block for
-each chunk. A whole bucket is a single launch.
+Contract: PTX ships with nc10d (`shipped_ptx`) for kernels that are the same in all programs; it
+runs on every GPU from sm_70 on. PTX for reductions is made once a machine (`kept_ptx`), and kept
+beside other compiled code. That needs numba-cuda with NVVM (the extra cu12); UnsupportedPlatform if
+it is missing. No multiplication and addition is contracted, so floats get the CPU's bits.
 """
 
 from __future__ import annotations
@@ -14,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.metadata
+import importlib.resources
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,11 +22,10 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from nc10d.arrays.dtypes import DType
-from nc10d.base.run_to_end import import_to_end, off_main
+from nc10d.base.run_to_end import import_to_end
 from nc10d.errors import UnsupportedPlatform
 from nc10d.kernels.cache_dir import KERNEL_SOURCES, code_folder, exclusive, replace
-from nc10d.kernels.gpu.gpu_pack import THREADS, Target, cast_body, copy_body, supports
+from nc10d.kernels.gpu.gpu_pack import Target
 from nc10d.kernels.own.refusals import quoting
 from nc10d.kernels.simd import I32, I64, Builder, Value
 from nc10d.ops.own_reductions import Function, copied
@@ -38,26 +35,13 @@ GLOBAL = 1
 Capability = tuple[int, int]
 Bounds = tuple[int, int]
 _REGISTERS = ("ctaid.x", "tid.x", "ntid.x")
-_BOUNDS = (THREADS, 6)
-"""Six blocks on a multiprocessor at once: 40 registers a thread, and memory is kept busy."""
-_SIGNATURE = types.void(types.int64, types.int64, types.float64, types.int64)
 _OPTIONS = {"opt": 3, "fma": 0}
 
 
 @functools.cache
-@off_main
-def kernel_ptx(src: DType, dst: DType, scaled: bool, capability: Capability) -> str:
-    """Return PTX with a kernel: dst = src, or dst = src * factor where `scaled` or cast.
-
-    `capability` is the GPU's, such as (9, 0). TypeError for dtypes that are not real floats with at
-    most 32 bits, unless for a plain copy. May block to compile.
-    """
-    if not supports(src, dst) or (scaled and not supports(src, DType.FLOAT32)):
-        raise TypeError(f"there is no GPU kernel from {src.label} to {dst.label}")
-    casts = scaled or src is not dst
-    name = f"cast_{src.label}_to_{dst.label}" if casts else "copy_chunk"
-    body = functools.partial(cast_body, src=src, dst=dst) if casts else copy_body
-    return kept_ptx(name, body, _SIGNATURE, capability, _BOUNDS)
+def shipped_ptx(name: str) -> str:
+    """Return PTX with a kernel that ships with nc10d; tools/gen_ptx.py makes it."""
+    return (importlib.resources.files(__package__) / "ptx" / f"{name}.ptx").read_text()
 
 
 def kept_ptx(
@@ -70,24 +54,27 @@ def kept_ptx(
     path = _folder() / f"{name}-{capability[0]}{capability[1]}.ptx"
     with exclusive(path.with_suffix(".lock")):
         if not path.exists():
-            made = body(_target())
-            made.__name__ = made.__qualname__ = name
-            with _compiling_for(capability):
-                replace(path, _compiled(made, signature, capability, bounds).encode())
+            replace(path, made_ptx(name, body, signature, capability, bounds).encode())
         return path.read_text()
 
 
-def _compiled(body: Any, signature: Any, capability: Capability, bounds: Bounds) -> str:
+def made_ptx(
+    name: str, body: Callable[[Target], Any], signature: Any, capability: Capability, bounds: Bounds
+) -> str:
+    """Compile a kernel from its body, and return the PTX; see `kept_ptx`."""
     # Numba's own numba.cuda is outdated; the package numba_cuda replaces it. Its compile_ptx has no
     # option against contraction.
     compiler = import_to_end("numba.cuda.compiler")
-    made = compiler.compile_cuda(
-        body, signature.return_type, signature.args, cc=capability, nvvm_options=_OPTIONS
-    )
-    kernel = made.library.get_function(made.fndesc.llvm_func_name)
-    compiler.kernel_fixup(kernel, False)
-    import_to_end("numba.cuda.cudadrv.nvvm").set_launch_bounds(kernel, bounds)
-    return str(made.library.get_asm_str(cc=capability))
+    function = body(_target())
+    function.__name__ = function.__qualname__ = name
+    with _compiling_for(capability):
+        made = compiler.compile_cuda(
+            function, signature.return_type, signature.args, cc=capability, nvvm_options=_OPTIONS
+        )
+        kernel = made.library.get_function(made.fndesc.llvm_func_name)
+        compiler.kernel_fixup(kernel, False)
+        import_to_end("numba.cuda.cudadrv.nvvm").set_launch_bounds(kernel, bounds)
+        return str(made.library.get_asm_str(cc=capability))
 
 
 @functools.cache
