@@ -156,3 +156,26 @@ def test_ptx_is_made_once_a_machine(tmp_path: Path) -> None:
     first, second = (output_of(KEPT, tmp_path / "cache")[0].split() for _ in range(2))
     assert first[0] == second[0]
     assert (first[1], second[1]) == ("True", "False")
+
+
+# numba-cuda 0.30 has this function's name where NumPy 2.5 no longer has it.
+NEW_NUMPY = """
+import numba, numpy
+from nc10d.errors import UnsupportedPlatform
+del numpy.row_stack
+for _ in range(2):
+    try:
+        exec(program)
+    except UnsupportedPlatform as error:
+        print(error)
+"""
+
+
+@needs_compilers
+def test_an_error_says_that_numpy_is_too_new_for_numba_cuda(tmp_path: Path) -> None:
+    found = output_of(f"program = {KEPT!r}\n{NEW_NUMPY}", tmp_path / "cache")
+    assert len(found) == 2
+    for text in found:
+        assert re.match(
+            r"numba-cuda [\d.]+ needs numpy < 2\.5, got numpy [\d.]+: .*row_stack", text
+        )

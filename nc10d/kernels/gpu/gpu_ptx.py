@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import llvmlite
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -62,6 +63,7 @@ def made_ptx(
     name: str, body: Callable[[Target], Any], signature: Any, capability: Capability, bounds: Bounds
 ) -> str:
     """Compile a kernel from its body, and return the PTX; see `kept_ptx`."""
+    _import_compiler()
     # Numba's own numba.cuda is outdated; the package numba_cuda replaces it. Its compile_ptx has no
     # option against contraction.
     compiler = import_to_end("numba.cuda.compiler")
@@ -75,6 +77,16 @@ def made_ptx(
         compiler.kernel_fixup(kernel, False)
         import_to_end("numba.cuda.cudadrv.nvvm").set_launch_bounds(kernel, bounds)
         return str(made.library.get_asm_str(cc=capability))
+
+
+def _import_compiler() -> None:
+    """Import all of numba-cuda; UnsupportedPlatform where NumPy is too new for it."""
+    try:
+        import_to_end("numba.cuda.cudaimpl")
+    except AttributeError as error:  # "module 'numpy' has no attribute 'row_stack'"
+        version = _version("numba-cuda")
+        message = f"numba-cuda {version} needs numpy < 2.5, got numpy {np.__version__}: {error}"
+        raise UnsupportedPlatform(message) from None
 
 
 @functools.cache
