@@ -21,9 +21,8 @@ NCCL makes this backend different from others:
   numba-cuda is needed: an UnsupportedPlatform without. They need room on the device, so a CUDA
   graph captures only calls that have been made before with the same arrays.
 - Arrays must be aligned to their elements; others are a ValueError before anything is sent. Strided
-  arrays are copied in C order, by a driver's copy for each separate row. Arrays that need thousands
-  of copies are refused. c10d sends permuted arrays without gaps as they lie in memory, which is
-  wrong if ranks' strides differ, and refuses all others.
+  arrays are copied in C order, by a kernel. c10d sends permuted arrays without gaps as they lie in
+  memory, which is wrong if ranks' strides differ, and refuses all others.
 - All of a group's arrays must be on the same device.
 - A receive from any rank has to be launched by itself (ValueError in a block), and needs the CPU
   backend in the group, or as its failure detector. Its timeout fails this receive alone.

@@ -29,6 +29,7 @@ LAWS = [
     on.gathers_and_scatters_may_be_ragged,
     on.equal_parts_come_and_go_in_one_array,
     on.strided_arrays_are_what_they_are_elsewhere,
+    on.a_transposed_matrix_is_copied_by_a_kernel_each_way,
     on.the_same_arrays_again_are_the_same_call,
     on.a_block_with_another_array_in_its_middle_is_another,
     on.an_array_that_has_moved_is_looked_up_again,

@@ -21,7 +21,6 @@ from nc10d.arrays.dtypes import DType
 from nc10d.arrays.validate import validate
 from nc10d.backend.nccl.backend import NcclBackend
 from nc10d.backend.nccl.backend import make as make_nccl
-from nc10d.backend.nccl.launch.contiguous import MOST, piece_count
 from nc10d.backend.protocol import Backend, BackendSetup
 from nc10d.base.deadline import Deadline
 from nc10d.ops import Op
@@ -110,16 +109,11 @@ class Copies:
 
 
 class Twin:
-    """A device copy of an ndarray, in the same layout, with the bytes between its elements.
-
-    The copy is contiguous if the array has more pieces than the NCCL backend accepts.
-    """
+    """A device copy of an ndarray, in the same layout, with the bytes between its elements."""
 
     def __init__(self, x: np.ndarray[Any, Any], device: int) -> None:
-        self._as_it_lies = piece_count(as_buffer(x)) <= MOST
-        given = x if self._as_it_lies else np.ascontiguousarray(x)
-        like = as_buffer(given)
-        self.memory = cuda.to_device(memory_of(given), device)
+        like = as_buffer(x)
+        self.memory = cuda.to_device(memory_of(x), device)
         address = self.memory.address + like.address - like.span[0]
         self.buffer = dataclasses.replace(
             like, address=address, device="cuda", owner=self.memory, writable=True
@@ -127,11 +121,7 @@ class Twin:
 
     def bring_back(self, x: np.ndarray[Any, Any]) -> None:
         """Copy all bytes back to the array, including those between its elements."""
-        found = cuda.to_host(self.memory)
-        if self._as_it_lies:
-            memory_of(x)[...] = found
-        else:
-            x[...] = found.view(x.dtype).reshape(x.shape)
+        memory_of(x)[...] = cuda.to_host(self.memory)
 
 
 def memory_of(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

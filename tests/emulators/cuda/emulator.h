@@ -110,7 +110,7 @@ bool cuemu_take_range(uintptr_t base, CUmemorytype kind, struct range *taken);
 
 /* Kernels. A twin is called with the launch's six dimensions, and copies of its arguments. */
 typedef void (*twin_fn)(const unsigned *grid, const unsigned *block, void **args);
-twin_fn cuemu_packing(const char *name); /* of one of nc10d's packing kernels, else NULL */
+twin_fn cuemu_packing(const char *name, int *arguments); /* of one of nc10d's own kernels, else NULL */
 
 /* Capture. `unsafe` is what a call does first that may not happen while somebody captures. */
 CUresult cuemu_unsafe(void);

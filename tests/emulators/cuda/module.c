@@ -44,9 +44,11 @@ CUresult cuemuRegisterKernel(const char *part, twin_fn run, int count, const uns
 static struct twin *find(const char *name) {
   for (int i = registered - 1; i >= 0; i--)
     if (strstr(name, twins[i].part)) return &twins[i];
-  static const unsigned sizes[] = {8, 8, 8, 8};
-  twin_fn own = cuemu_packing(name);
-  return own && cuemuRegisterKernel(name, own, 4, sizes) == CUDA_SUCCESS ? find(name) : NULL;
+  int count;
+  unsigned sizes[MOST_PARAMETERS];
+  for (int i = 0; i < MOST_PARAMETERS; i++) sizes[i] = 8;
+  twin_fn own = cuemu_packing(name, &count);
+  return own && cuemuRegisterKernel(name, own, count, sizes) == CUDA_SUCCESS ? find(name) : NULL;
 }
 
 /* Whether an image is PTX of a later version than NC10D_EMULATED_PTX ("8.4"), if that is set. */

@@ -1,5 +1,6 @@
-/* nc10d's packing kernels (nc10d/kernels/gpu/gpu_pack.py) in C, element by element: every process that
- * takes this for a driver has them. A test of the kernels' own loops registers those instead. */
+/* nc10d's packing kernels (nc10d/kernels/gpu/gpu_pack.py) and strided copies (gpu_strided.py) in C,
+ * element by element: every process that takes this for a driver has them. A test of the kernels' own
+ * loops registers those instead. */
 #include "emulator.h"
 #include <stdio.h>
 
@@ -85,12 +86,51 @@ CAST(0, 0) CAST(0, 1) CAST(0, 2) CAST(1, 0) CAST(1, 1) CAST(1, 2) CAST(2, 0) CAS
 static const twin_fn casts[KINDS][KINDS] = {
   {cast_00, cast_01, cast_02}, {cast_10, cast_11, cast_12}, {cast_20, cast_21, cast_22}};
 
-twin_fn cuemu_packing(const char *name) {
+/* As cuemu_bytes, for many addresses in the same range. */
+static char *bytes_near(struct range **last, uintptr_t address, int size) {
+  struct range *range = *last;
+  if (!range || address < range->base || address + size > range->base + range->size)
+    range = *last = cuemu_range(address, size);
+  return range ? range->shadow + (address - range->base) : cuemu_bytes(address, size);
+}
+
+/* dst, src, count, used, dst_step, src_step; then reciprocal, shift, and the factors in dst and src. */
+static void strided(void **args, int word) {
+  struct range *written = NULL, *read = NULL;
+  int64_t count = *(int64_t *)args[2], used = *(int64_t *)args[3];
+  for (int64_t i = 0; i < count; i++) {
+    uintptr_t to = *(uintptr_t *)args[0] + i * *(int64_t *)args[4];
+    uintptr_t at = *(uintptr_t *)args[1] + i * *(int64_t *)args[5];
+    for (void **side = args + 6; side < args + 6 + 4 * (used - 1); side += 4) {
+      int64_t quotient = (uint64_t)((unsigned __int128)i * *(uint64_t *)side[0] >> 64) >> *(int64_t *)side[1];
+      to += quotient * *(int64_t *)side[2];
+      at += quotient * *(int64_t *)side[3];
+    }
+    memcpy(bytes_near(&written, to, word), bytes_near(&read, at, word), word);
+  }
+}
+
+#define STRIDED(word)                                                                    \
+  static void strided_##word(const unsigned *grid, const unsigned *block, void **args) { \
+    (void)grid, (void)block;                                                             \
+    strided(args, word);                                                                 \
+  }
+STRIDED(1) STRIDED(2) STRIDED(4) STRIDED(8) STRIDED(16)
+static const struct { const char *name; twin_fn run; } copies[] = {
+  {"strided_copy_b8", strided_1}, {"strided_copy_b16", strided_2}, {"strided_copy_b32", strided_4},
+  {"strided_copy_b64", strided_8}, {"strided_copy_b128", strided_16}};
+#define STRIDED_ARGUMENTS 35
+
+twin_fn cuemu_packing(const char *name, int *arguments) {
+  *arguments = STRIDED_ARGUMENTS;
+  for (size_t i = 0; i < sizeof copies / sizeof *copies; i++)
+    if (!strcmp(name, copies[i].name)) return copies[i].run;
+  *arguments = 4;
   char part[64];
   for (int i = 0; i < KINDS; i++)
     for (int j = 0; j < KINDS; j++) {
       snprintf(part, sizeof part, "cast_%s_to_%s", kinds[i].name, kinds[j].name);
-      if (strstr(name, part)) return casts[i][j];
+      if (!strcmp(name, part)) return casts[i][j];
     }
-  return strstr(name, "copy_chunk") ? copy : NULL;
+  return !strcmp(name, "copy_chunk") ? copy : NULL;
 }

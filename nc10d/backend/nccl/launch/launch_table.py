@@ -36,7 +36,7 @@ from nc10d.ops import Op
 _PAD = (0,) * 8
 AFTER_EVENT = 2
 _LAUNCH = "cuLaunchKernelEx"
-_CUDA_FUNCTIONS = ("cuEventRecord", "cuStreamWaitEvent", "cuMemcpy2DAsync_v2", _LAUNCH)
+_CUDA_FUNCTIONS = ("cuEventRecord", "cuStreamWaitEvent", _LAUNCH)
 Row = tuple[int, ...]
 
 
@@ -171,10 +171,6 @@ class TableRows:
         self.words.extend((function, count, mark, *arguments, *_PAD[count:]))
         self.count += 1
 
-    def on(self, comm_stream: CommStream, rows: Iterable[Row]) -> None:
-        """Add calls that lack their last argument, the stream of `comm_stream`."""
-        self.extend((*row, comm_stream.stream) for row in rows)
-
     def extend(self, rows: Iterable[Row]) -> None:
         """Add calls that belong to no operation."""
         for row in rows:
@@ -223,14 +219,11 @@ Body = Callable[[TableRows], None]
 
 
 class Grouped(NamedTuple):
-    """A group's calls, and the copies before and after them for each communicator, in order.
-
-    The calls have the steps of `OperationCalls`.
-    """
+    """A group's calls, in the steps of `OperationCalls`, and kernels before and behind them."""
 
     placed: Sequence[Sequence[Placed]]
-    before: Sequence[Sequence[Row]]
-    behind: Sequence[Sequence[Row]]
+    before: Sequence[Placed]
+    behind: Sequence[Placed]
 
 
 def grouped(groups: Sequence[Grouped], comm_streams: tuple[CommStream, ...]) -> Body:
@@ -240,14 +233,12 @@ def grouped(groups: Sequence[Grouped], comm_streams: tuple[CommStream, ...]) -> 
         for number, group in enumerate(groups):
             if number:
                 rows.extend(_in_step(comm_streams))
-            for comm_stream, copies in zip(comm_streams, group.before, strict=True):
-                rows.on(comm_stream, copies)
             calls, kernels, gathers = group.placed
+            rows.kernels(group.before)
             rows.group(calls)
             rows.kernels(kernels)
             rows.group(gathers)
-            for comm_stream, copies in zip(comm_streams, group.behind, strict=True):
-                rows.on(comm_stream, copies)
+            rows.kernels(group.behind)
 
     return add
 

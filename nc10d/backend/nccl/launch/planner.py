@@ -213,12 +213,15 @@ class LaunchPlanner:
                 [Placed(stream_of_op[at], call, at) for at in group for call in step(calls[at])]
                 for step in map(attrgetter, ("calls", "kernels", "gathers"))
             ]
-            by_stream = [
-                [at for at in group if stream_of_op[at] is comm_stream]
-                for comm_stream in comm_streams
-            ]
             if any(placed):
-                around = ([copies.rows(places, side) for places in by_stream] for side in (0, 1))
+                around = (
+                    [
+                        Placed(stream_of_op[at], launch, at)
+                        for at in group
+                        for launch in copies.launches(at, side)
+                    ]
+                    for side in (0, 1)
+                )
                 groups.append(Grouped(placed, *around))
         body, kept = grouped(groups, comm_streams), (copies.kept, room)
         return self._table_of(CallText(compared(ops)), comm_streams, before, body, kept)
