@@ -1,7 +1,8 @@
 """Copy many arrays to a flat array and back on a GPU: all tensors in a bucket in a single launch.
 
 Contract: as `packing`, for the same arrays on a single device, many times. Tables on the device
-list the copies; they are written again only when an array has moved. A call enqueues a kernel on
+list the copies; they are written again when an array has moved, as gradients do in each pass where
+they are set to None. A call enqueues a kernel on
 the current stream (of `nc10d.cuda`) and does not block, except to allocate the tables the first
 time. Casts are between real floats of at most 32 bits. The caller keeps the arrays alive and in
 place.
@@ -10,8 +11,10 @@ place.
 from __future__ import annotations
 
 import ctypes
+import functools
 import weakref
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -26,7 +29,8 @@ from nc10d.kernels.gpu.gpu_ptx import shipped_ptx
 from nc10d.ops import Array
 
 _ARGUMENTS = (ctypes.c_int64, ctypes.c_int64, ctypes.c_double, ctypes.c_int64)
-Rows = np.ndarray[Any, np.dtype[np.int64]]
+Words = np.ndarray[Any, np.dtype[np.int64]]
+_buffer, _ordinal = attrgetter("buffer"), attrgetter("device")
 
 
 class DevicePacker:
@@ -41,7 +45,10 @@ class DevicePacker:
         pool = event_pool(self._device)
         self._launched = pool.take()
         weakref.finalize(self, pool.give, self._launched).atexit = False
-        self._seen: list[Array] = []
+        self._addresses: list[int] = []
+        self._kinds: list[Any] = []
+        self._offsets: list[int] = []
+        self._steps = _words([])
         self._packing, self._unpacking = _Tables(self._device), _Tables(self._device)
         self._inner = self._outer = scalar(as_buffer(flat).dtype)
         self.take(arrays, offsets)
@@ -50,32 +57,50 @@ class DevicePacker:
         self, arrays: Sequence[Array], offsets: Sequence[int], flat: Array | None = None
     ) -> None:
         """Use these arrays, and `flat` if given, from now on; cheap if none has changed."""
-        flat = self.flat if flat is None else flat
-        whole, parts = as_buffer(flat), [as_buffer(x) for x in arrays]
-        seen = [(x.address, x.shape, x.strides, x.dtype, x.writable) for x in (whole, *parts)]
-        if [*seen, *offsets] != self._seen:
-            self._check([whole, *parts], [flat, *arrays])
-            self._lay_out(whole, parts, offsets)
-            self._seen = [*seen, *offsets]
-        self.flat = flat
+        flat, offsets = self.flat if flat is None else flat, [*offsets]
+        every = [flat, *arrays]
+        ours = set(map(type, every)) == {memory.DeviceArray}
+        buffers = list(map(_buffer if ours else as_buffer, every))
+        addresses = [x.address for x in buffers]
+        kinds = [(x.count, x.dtype, x.contiguous, x.writable, x.device) for x in buffers]
+        alike = kinds == self._kinds and offsets == self._offsets
+        if alike and addresses == self._addresses:
+            self.flat = flat
+            return
+        on_host = not alike and any(x.device != "cuda" for x in buffers)
+        find = _ordinal if ours else memory.device_of
+        if on_host or set(map(find, every)) != {self._device}:
+            raise TypeError(f"all arrays must be on cuda:{self._device}")
+        if not alike:
+            self._lay_out(buffers, offsets)
+        self._move(addresses)
+        self.flat, self._offsets = flat, offsets
+        self._addresses, self._kinds = addresses, kinds
 
-    def _lay_out(self, whole: Buffer, parts: Sequence[Buffer], offsets: Sequence[int]) -> None:
-        self._outer = scalar(whole.dtype)
-        self._inner = _only_dtype(parts) or self._outer
-        if not supports(self._inner, self._outer):
-            raise TypeError(f"arrays of {self._inner.label} can't be cast to {self._outer.label}")
-        places = _places_in(whole, parts, offsets)
-        size = whole.dtype.itemsize
-        pairs = list(zip(places, parts, strict=True))
-        self._packing.rows = _rows([(place, x.address, x.nbytes) for place, x in pairs])
-        self._unpacking.rows = _rows([(x.address, place, x.count * size) for place, x in pairs])
-
-    def _check(self, buffers: Sequence[Buffer], arrays: Sequence[Array]) -> None:
-        for x, array in zip(buffers, arrays, strict=True):
-            if x.device != "cuda" or memory.device_of(array) != self._device:
-                raise TypeError(f"all arrays must be on cuda:{self._device}")
+    def _lay_out(self, buffers: Sequence[Buffer], offsets: Sequence[int]) -> None:
+        """Check the arrays; note what does not depend on their addresses."""
+        for x in buffers:
             if not x.contiguous or not x.writable:
                 raise ValueError(f"an array of shape {x.shape} is not contiguous and writable")
+        whole, *parts = buffers
+        outer = scalar(whole.dtype)
+        inner = _only_dtype(parts) or outer
+        if not supports(inner, outer):
+            raise TypeError(f"arrays of {inner.label} can't be cast to {outer.label}")
+        for x, offset in zip(parts, offsets, strict=True):
+            if not 0 <= offset <= whole.count - x.count:
+                end = offset + x.count
+                raise ValueError(f"elements {offset} to {end} are not all inside of {whole.count}")
+        counts, size = _words([x.count for x in parts]), whole.dtype.itemsize
+        self._inner, self._outer, self._steps = inner, outer, _words(offsets) * size
+        self._packing.lay_out(_words([x.nbytes for x in parts]))
+        self._unpacking.lay_out(counts * size)
+
+    def _move(self, addresses: Sequence[int]) -> None:
+        """Note the addresses of the flat array, and of the arrays."""
+        places, arrays = addresses[0] + self._steps, _words(addresses[1:])
+        self._packing.move(places, arrays)
+        self._unpacking.move(arrays, places)
 
     def pack(self, scale: float = 1.0) -> None:
         """Enqueue writing the arrays, times `scale`, to the flat array."""
@@ -86,10 +111,10 @@ class DevicePacker:
         self._launch(self._unpacking, self._outer, self._inner, scale)
 
     def _launch(self, tables: _Tables, src: DType, dst: DType, scale: float) -> None:
-        if not tables.rows[:, 2].any():
+        if not tables.nbytes.any():
             return
         here = memory.current_stream_key(self.flat, self._device)
-        kernel = load_kernel(self._device, shipped_ptx(packing_name(src, dst, scale != 1)))
+        kernel = _kernel(self._device, src, dst, scale != 1)
         with on_device(self._device):
             in_order = not memory.in_capture(here)
             if in_order:
@@ -104,13 +129,9 @@ class DevicePacker:
         memory.order_others_after(here, set())
 
 
-def _places_in(whole: Buffer, arrays: Sequence[Buffer], offsets: Sequence[int]) -> list[int]:
-    """Return each array's address in the flat array; ValueError if it is not inside."""
-    for x, offset in zip(arrays, offsets, strict=True):
-        if not 0 <= offset <= whole.count - x.count:
-            end = offset + x.count
-            raise ValueError(f"elements {offset} to {end} are not all inside of {whole.count}")
-    return [whole.address + offset * whole.dtype.itemsize for offset in offsets]
+@functools.cache
+def _kernel(device: int, src: DType, dst: DType, scaled: bool) -> int:
+    return load_kernel(device, shipped_ptx(packing_name(src, dst, scaled)))
 
 
 def _only_dtype(arrays: Sequence[Buffer]) -> DType | None:
@@ -123,34 +144,47 @@ def _only_dtype(arrays: Sequence[Buffer]) -> DType | None:
 
 
 class _Tables:
-    """`rows` (dst, src, nbytes of src) and their chunks on a device, for packing or unpacking."""
+    """The rows (dst, src, nbytes of src) and their chunks on a device, to pack or to unpack."""
 
     def __init__(self, device: int) -> None:
-        self.rows = _rows([])
+        self.nbytes = _words([])
         self._device = device
-        self._image = self._written = _rows([])
-        self._blocks = 0
+        self._ends: tuple[Words, Words] | None = None
+        self._written: object = None
+        self._image = _words([])
+        self._blocks = 0  # until they have been written
         self._memory: memory.DeviceArray | None = None
+
+    def lay_out(self, nbytes: Words) -> None:
+        """Begin with rows of so many bytes, whose addresses `move` gives."""
+        self.nbytes, self._blocks = nbytes, 0
+
+    def move(self, dst: Words, src: Words) -> None:
+        """Take other addresses."""
+        self._ends = dst, src
 
     def on_device(self, stream: int) -> tuple[int, int, int]:
         """Return (the rows' address, the chunks' address, the number of chunks)."""
         # Changed tables are copied to the device on the stream first.
-        if self.rows is not self._written:
+        if self._ends is not self._written:
             self._write(stream)
         assert self._memory is not None
         rows = self._memory.address
-        return rows, rows + self.rows.nbytes, self._blocks
+        return rows, rows + 3 * self.nbytes.nbytes, self._blocks
 
     def _write(self, stream: int) -> None:
-        chunks = chunks_of(self.rows[:, 2].tolist())
-        # Kept until the next write; by then the driver has copied it.
-        self._image = np.concatenate([self.rows.reshape(-1), chunks.reshape(-1)])
-        if self._memory is None or self._memory.nbytes < self._image.nbytes:
-            self._memory = memory.empty(self._image.size, DType.INT64, self._device)
-        source = self._image.ctypes.data, self._image.nbytes
+        assert self._ends is not None
+        blocks, image = self._blocks, np.stack([*self._ends, self.nbytes], 1).reshape(-1)
+        if not blocks:  # else only addresses have changed
+            chunks = chunks_of(self.nbytes)
+            blocks, image = len(chunks), np.concatenate([image, chunks.reshape(-1)])
+        if self._memory is None or self._memory.nbytes < image.nbytes:
+            self._memory = memory.empty(image.size, DType.INT64, self._device)
+        source = image.ctypes.data, image.nbytes
         call("cuMemcpyHtoDAsync", self._memory.address, *source, stream)
-        self._written, self._blocks = self.rows, len(chunks)
+        self._image = image  # kept until the next write; by then the driver has copied it
+        self._written, self._blocks = self._ends, blocks
 
 
-def _rows(rows: Sequence[tuple[int, int, int]]) -> Rows:
-    return np.array(rows, np.int64).reshape(-1, 3)
+def _words(words: Sequence[int]) -> Words:
+    return np.array(words, np.int64)

@@ -92,8 +92,33 @@ def packed_and_back(_group: Any) -> None:
             packer.unpack(1 / scale)
             cuda.synchronize()
             assert all((a.to_host() == x).all() for a, x in zip(arrays, values, strict=True))
+    moved(cuda, DevicePacker)
     repeated(cuda, DevicePacker)
     mistakes(cuda, DevicePacker)
+
+
+def moved(cuda: Any, packer: Any) -> None:
+    """Arrays and flat array move, and grow, between passes, as gradients do."""
+    values = [np.arange(n).astype(np.float32) for n in (5, 0, 9000)]
+    for turn, (first, count) in enumerate([(0, 5), (0, 5), (4, 5), (4, 9), (0, 5)]):
+        offsets = [first, first + count, first + count]
+        flat = cuda.to_device(np.full(9100, 7, np.float32))
+        arrays = [cuda.to_device(np.full(x.size, -1, np.float32)) for x in values]
+        arrays[0] = cuda.to_device(np.full(count, -1, np.float32))
+        if not turn:
+            packing = packer(arrays, flat, offsets)
+        packing.take(arrays, offsets, flat)
+        given = [np.arange(count, dtype=np.float32) + turn, *(x + turn for x in values[1:])]
+        for array, x in zip(arrays, given, strict=True):
+            array.fill_from(x)
+        packing.pack()
+        expected = np.full(9100, 7, np.float32)
+        for x, at in zip(given, offsets, strict=True):
+            expected[at : at + x.size] = x
+        packing.unpack(0.5)
+        cuda.synchronize()
+        assert np.array_equal(flat.to_host(), expected)
+        assert all((a.to_host() == x / 2).all() for a, x in zip(arrays, given, strict=True))
 
 
 def repeated(cuda: Any, packer: Any) -> None:
