@@ -59,7 +59,7 @@ class Costs:
         self._fresh: list[Any] = []
         dist.all_reduce(self._arrays[0])
         cuda.synchronize()
-        self._device_group: Any = self._group.backend("cuda")._device_group
+        self._device_group: Any = self._group.backend("cuda").device_group
         self._silence()
         with dist.coalescing_manager() as block:
             self._by_functions(self._arrays)
