@@ -6,12 +6,22 @@ import ast
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import nc10d
 from nc10d.arrays.dtypes import DType
-from nc10d.backend.nccl.comm.options import NONBLOCKING, NCCLConfig, NcclOptions, read_options
+from nc10d.backend.nccl.bindings.header_table import HEADER_VERSION
+from nc10d.backend.nccl.comm.options import (
+    NONBLOCKING,
+    UNDEFINED,
+    NCCLConfig,
+    NcclOptions,
+    as_struct,
+    read_options,
+)
 from nc10d.backend.nccl.launch.datatypes import FP8
 from nc10d.backend.nccl.launch.nccl_calls import CallContext, calls_of
 from nc10d.cuda.memory import DeviceArray
@@ -44,6 +54,40 @@ def test_the_environment_decides_whether_communicators_block(
     assert read_options(None).config.blocking == blocking
     chosen = NcclOptions(NCCLConfig(blocking=1))
     assert read_options(chosen) is chosen, "who chooses is not asked"
+
+
+# NCCL's own rules: parseCommConfig in init.cc of 2.18.1 to 2.30.7. Fields without a row take any.
+SWITCHES = (
+    *("blocking", "split_share", "collnet_enable", "shrink_share"),
+    *("nvlink_centric_sched", "graph_stream_ordering"),
+)
+REFUSED = {
+    **dict.fromkeys(SWITCHES, (-1, 2)),
+    **dict.fromkeys(("cga_cluster_size", "num_rma_ctx"), (-1, 2**31)),
+    **dict.fromkeys(("max_ctas", "nvls_ctas", "max_p2p_peers"), (0, 2**31)),
+    "n_channels_per_net_peer": (0, 65),
+    "cta_policy": (-1, 4),
+    "graph_usage_mode": (-1, 3),
+    "traffic_class": (UNDEFINED, 2**31),
+}
+NEWEST: Any = SimpleNamespace(version=HEADER_VERSION, require=lambda *_: None)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_config_outside_nccls_ranges_is_refused_before_ranks_meet(name: str) -> None:
+    below, above = REFUSED[name]
+    for value in (below, above):
+        with pytest.raises(ValueError, match=rf"NCCLConfig\.{name}: expected .*, got {value}"):
+            as_struct(NCCLConfig(**{name: value}), NEWEST)
+    for value in (below + 1, above - 1):
+        as_struct(NCCLConfig(**{name: value}), NEWEST)
+
+
+@pytest.mark.parametrize(("least", "most"), [(1, None), (3, 2)])
+def test_min_ctas_needs_max_ctas_which_is_no_smaller(least: int, most: int | None) -> None:
+    with pytest.raises(ValueError, match=rf"min_ctas needs max_ctas.*, got {least} and {most}"):
+        as_struct(NCCLConfig(min_ctas=least, max_ctas=most), NEWEST)
+    as_struct(NCCLConfig(min_ctas=least, max_ctas=least), NEWEST)
 
 
 @pytest.mark.parametrize("dtype", sorted(FP8, key=lambda x: x.label))

@@ -27,7 +27,8 @@ class NCCLConfig:
     """The fields of ncclConfig_t under torch's names; None is NCCL's own choice.
 
     A group with a field that is newer than the loaded release is refused (UnsupportedPlatform), and
-    so is a value of another type (TypeError). NCCL's documentation on ncclConfig_t explains each.
+    so is a value of another type (TypeError), or one that NCCL does not take (ValueError). NCCL's
+    documentation on ncclConfig_t explains each.
     """
 
     blocking: int | None = None
@@ -59,10 +60,37 @@ class NCCLConfig:
 # NCCLConfig's order.
 C_NAMES = tuple(member.name for member in CONFIG[3:])
 _SINCE = {member.name: member.since for member in CONFIG}
+_MOST_INT, _MOST_CHANNELS = 2**31 - 1, 64  # MAXCHANNELS (NCCL's include/device.h)
+_RANGES = {
+    "blocking": (0, 1),
+    "cga_cluster_size": (0, _MOST_INT),
+    "min_ctas": (1, _MOST_INT),
+    "max_ctas": (1, _MOST_INT),
+    "split_share": (0, 1),
+    "collnet_enable": (0, 1),
+    "cta_policy": (0, 3),
+    "shrink_share": (0, 1),
+    "nvls_ctas": (1, _MOST_INT),
+    "n_channels_per_net_peer": (1, _MOST_CHANNELS),
+    "nvlink_centric_sched": (0, 1),
+    "graph_usage_mode": (0, 2),
+    "num_rma_ctx": (0, _MOST_INT),
+    "max_p2p_peers": (1, _MOST_INT),
+    "graph_stream_ordering": (0, 1),
+    "host_cft_mode": (1, 3),
+    "nvls_host_mode": (0, _MOST_INT),
+}
+"""The values that NCCL takes: parseCommConfig in NCCL 2.30.7's init.cc, and nccl.h 2.32.3's enums.
+
+Other fields take any int of 32 bits but UNDEFINED.
+"""
 
 
 def as_struct(config: NCCLConfig, library: Library) -> ctypes.Structure:
-    """Return `config` as `library`'s struct; UnsupportedPlatform for a field that is too new."""
+    """Return `config` as `library`'s struct; UnsupportedPlatform for a field that is too new.
+
+    TypeError and ValueError for values that NCCL would refuse, after ranks have met.
+    """
     # The older release, the library's or the table's.
     release = min(library.version, HEADER_VERSION)
     struct: Any = config_type(release)()
@@ -78,9 +106,17 @@ def as_struct(config: NCCLConfig, library: Library) -> ctypes.Structure:
                 raise TypeError(
                     f"NCCLConfig.{option.name}: expected {kind.__name__}, got {value!r}"
                 )
+            least, most = _RANGES.get(option.name, (UNDEFINED + 1, _MOST_INT))
+            if isinstance(value, int) and not least <= value <= most:
+                raise ValueError(
+                    f"NCCLConfig.{option.name}: expected {least} to {most}, got {value}"
+                )
             setattr(struct, name, value.encode() if isinstance(value, str) else int(value))
         elif hasattr(struct, name) and not name.endswith("Name"):
             setattr(struct, name, UNDEFINED)
+    if struct.minCTAs > struct.maxCTAs:  # also of a maximum that is UNDEFINED
+        pair = f"{config.min_ctas} and {config.max_ctas}"
+        raise ValueError(f"NCCLConfig.min_ctas needs max_ctas, which is no smaller, got {pair}")
     return struct  # type: ignore[no-any-return]
 
 
