@@ -1,8 +1,10 @@
 """CUDA's driver API by cuda.bindings, loaded at first use: calls, devices and events.
 
 Contract: `call` raises CudaError with the driver's own description. A device is a small number
-(`ordinal`); its context is the primary context, which all frameworks share. NC10D_CUDA_LIBRARY
-names another libcuda.so.1 than the system's.
+(`ordinal`); its context is the primary context, which all frameworks share. A thread may have no
+current context: a call for which cuda.h lists CUDA_ERROR_INVALID_CONTEXT is made in `on_device`, also
+if a handle already names the device. NC10D_CUDA_LIBRARY names another libcuda.so.1 than the
+system's.
 """
 
 from __future__ import annotations
@@ -124,7 +126,8 @@ def current_device() -> int:
 def device_at(pointer: int) -> int:
     """Return the device to which an address in device memory belongs."""
     attribute = driver().CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-    return int(call("cuPointerGetAttribute", attribute, pointer))
+    with on_device(current_device()):  # any context will do
+        return int(call("cuPointerGetAttribute", attribute, pointer))
 
 
 def ordinal(device: object) -> int:
@@ -157,7 +160,7 @@ def synchronize(device: int | None = None) -> None:
 
 
 class EventPool:
-    """A device's free events, by handle, because creating events is slow."""
+    """A device's events, by handle, and the free ones, because creating events is slow."""
 
     # An event is a point in a stream. Those with timing are kept separately. The caller that takes
     # an event returns it once nothing waits for the event any more, and never while a captured
@@ -177,6 +180,16 @@ class EventPool:
     def give(self, event: int, timing: bool = False) -> None:
         """Take an event back."""
         self._free[timing].append(event)
+
+    def synchronize(self, event: int) -> None:
+        """Block until the stream has passed an event."""
+        with on_device(self.device):
+            call("cuEventSynchronize", event)
+
+    def seconds_between(self, start: int, end: int) -> float:
+        """Return the seconds between two timing events; both must be done."""
+        with on_device(self.device):
+            return float(call("cuEventElapsedTime", start, end)) / 1000.0
 
     def _make(self, timing: bool) -> int:
         flags = driver().CUevent_flags
@@ -199,8 +212,3 @@ def event_done(event: int) -> bool:
     if code == NOT_READY:
         return False
     raise CudaError(f"cuEventQuery: {describe(int(code))}", code=int(code))
-
-
-def seconds_between(start: int, end: int) -> float:
-    """Return the seconds between two timing events; both must be done."""
-    return float(call("cuEventElapsedTime", start, end)) / 1000.0

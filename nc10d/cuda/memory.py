@@ -269,10 +269,7 @@ def order_others_after(here: StreamKey, others: Set[StreamKey]) -> None:
 
 def in_capture(key: StreamKey) -> bool:
     """Return whether work queued on a stream becomes part of a graph."""
-    if key.stream <= streams.PER_THREAD:
-        return False
-    with on_device(key.device):
-        return streams.is_captured(key.stream)
+    return streams.is_captured(key.stream, key.device)
 
 
 class _Allocation:

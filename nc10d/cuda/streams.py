@@ -16,10 +16,11 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from nc10d.cuda.driver import call, context, current_device, driver, event_pool, on_device
+from nc10d.cuda.driver import call, current_device, driver, event_pool, on_device
 
 LEGACY, PER_THREAD = 1, 2
 """CU_STREAM_LEGACY and CU_STREAM_PER_THREAD (cuda.h): the two default streams by number."""
+_here = contextlib.nullcontext()
 
 
 class _Chosen(threading.local):
@@ -53,13 +54,13 @@ class Stream:
 
     def synchronize(self) -> None:
         """Block until everything queued on the stream is done."""
-        call("cuStreamSynchronize", self.handle)
+        with on_device(self.device):
+            call("cuStreamSynchronize", self.handle)
 
 
 def _destroy(device: int, made: object) -> None:
-    call("cuCtxPushCurrent", context(device))
-    call("cuStreamDestroy", made)
-    call("cuCtxPopCurrent")
+    with on_device(device):
+        call("cuStreamDestroy", made)
 
 
 class StreamKey(NamedTuple):
@@ -87,7 +88,9 @@ def _device_of(key: StreamKey) -> int:
     """Return a stream's device: the stream may be current for arrays of other devices."""
     if key.stream <= PER_THREAD:
         return key.device
-    call("cuCtxPushCurrent", call("cuStreamGetCtx", key.stream))
+    with on_device(key.device):
+        context = call("cuStreamGetCtx", key.stream)
+    call("cuCtxPushCurrent", context)
     try:
         return int(call("cuCtxGetDevice"))
     finally:
@@ -100,9 +103,14 @@ def relax_capture_mode() -> Any:
     return call("cuThreadExchangeStreamCaptureMode", mode)
 
 
-def is_captured(stream: int) -> bool:
-    """Say whether what is queued on a stream becomes part of a graph."""
-    status: Any = call("cuStreamIsCapturing", stream)
+def is_captured(stream: int, device: int) -> bool:
+    """Return whether work queued on a stream becomes part of a graph."""
+    # Only the legacy stream can't be captured. The driver does not answer for that stream while a
+    # blocking stream is captured (cuda.h, cuStreamIsCapturing: STREAM_CAPTURE_IMPLICIT).
+    if stream <= LEGACY:
+        return False
+    with on_device(device) if stream == PER_THREAD else _here:
+        status: Any = call("cuStreamIsCapturing", stream)
     return bool(status != driver().CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
 
 

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nc10d.cuda.driver import call, event_pool, on_device, seconds_between
+from nc10d.cuda.driver import call, event_pool, on_device
 from nc10d.cuda.memory import device_of
 from nc10d.cuda.streams import stream_of
 from nc10d.ops import Array
@@ -75,7 +75,7 @@ class DeviceTimer:
         self._x = x
         self._device = device_of(x)
         self._recorded: set[Moment] = set()
-        pool = event_pool(self._device)
+        self._pool = pool = event_pool(self._device)
         self._events = {moment: pool.take(timing=True) for moment in Moment}
         for event in self._events.values():
             weakref.finalize(self, pool.give, event, timing=True)
@@ -91,11 +91,11 @@ class DeviceTimer:
     def durations(self) -> dict[str, int]:
         """Return the duration of each part in ns; blocks until the device has passed the events."""
         for moment in self._recorded:
-            call("cuEventSynchronize", self._events[moment])
+            self._pool.synchronize(self._events[moment])
         return {name: self._between(*part) for name, part in PARTS.items()}
 
     def _between(self, start: Moment, end: Moment) -> int:
         if not {start, end} <= self._recorded:
             return 0
-        seconds = seconds_between(self._events[start], self._events[end])
+        seconds = self._pool.seconds_between(self._events[start], self._events[end])
         return max(0, round(1e9 * seconds))

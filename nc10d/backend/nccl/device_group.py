@@ -30,7 +30,7 @@ from nc10d.base.deadline import Deadline
 from nc10d.base.promise import PENDING
 from nc10d.base.signal_errors import Event
 from nc10d.cuda.driver import call, event_pool, on_device
-from nc10d.cuda.streams import PER_THREAD, chosen_stream_or, is_captured, stream_of
+from nc10d.cuda.streams import LEGACY, chosen_stream_or, is_captured, stream_of
 from nc10d.errors import CudaError, DistError, NCCLError
 from nc10d.kernels.cache import entry_point
 from nc10d.ops import Op, RepeatedOps
@@ -97,8 +97,7 @@ class DeviceGroup:
                 if default_stream is None
                 else chosen_stream_or(default_stream)
             )
-            # The two default streams can't be captured.
-            captured = current > PER_THREAD and is_captured(current)
+            captured = current > LEGACY and is_captured(current, self.device)
             if captured and cached.room_nbytes and cached.table is not None:
                 cached = self._planner.again(cached, ops, Deadline.after(timeout), None)
             work = NcclWork(ops, pending, timeout, cached)

@@ -14,7 +14,7 @@ from nc10d.backend.nccl.watchdog import FAST, SLOW, watchdog
 from nc10d.base.deadline import Deadline, monotonic
 from nc10d.base.promise import PENDING
 from nc10d.base.signal_errors import Event
-from nc10d.cuda.driver import EventPool, call, event_done, on_device, seconds_between
+from nc10d.cuda.driver import EventPool, call, event_done, on_device
 from nc10d.errors import CudaError, DistError
 from nc10d.ops import Op, Recv
 
@@ -81,10 +81,6 @@ class NcclWork(DeviceWork):
     def duration(self) -> float | None:
         """The seconds that it took: on the device with `timing`, else as the host saw it end."""
         return super().duration if self._seconds is None else self._seconds
-
-    def measure(self) -> None:
-        """Record the device's time between both events, which have ended."""
-        self._seconds = seconds_between(self.begun, self.event)
 
     def outcome(self) -> object:
         """Return the value for `result()`: the sender, a list of senders, or None."""
@@ -186,7 +182,7 @@ class PendingWorks:
     def _recycle_events(self, work: NcclWork) -> None:
         event, begun = work.event, work.begun
         if begun and event:
-            work.measure()
+            work._seconds = self._pool.seconds_between(begun, event)
             self._pool.give(begun, timing=True)
         if event:
             self._pool.give(event, timing=bool(begun))

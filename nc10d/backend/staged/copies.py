@@ -15,7 +15,7 @@ from nc10d.backend.staged.staging import Staging
 from nc10d.base.deadline import NEVER, Deadline
 from nc10d.base.signal_errors import Event
 from nc10d.cuda.driver import call, event_done, event_pool, on_device
-from nc10d.cuda.streams import Stream
+from nc10d.cuda.streams import Stream, is_captured
 from nc10d.errors import UnsupportedPlatform
 from nc10d.ops import Op
 
@@ -82,12 +82,12 @@ class Copies:
 
     def record_event(self, stream: int) -> int:
         """Return an event recorded after the work that is queued on the caller's stream now."""
+        if is_captured(stream, self.device):
+            raise UnsupportedPlatform(
+                "the staged backend can't be captured into a CUDA graph, because the host "
+                "has a part in every operation: use nccl"
+            )
         with on_device(self.device):
-            if call("cuStreamIsCapturing", stream):
-                raise UnsupportedPlatform(
-                    "the staged backend can't be captured into a CUDA graph, because the host "
-                    "has a part in every operation: use nccl"
-                )
             event = self._events.take()
             call("cuEventRecord", event, stream)
         return event
