@@ -2,8 +2,8 @@
 
 Contract: `call` raises CudaError with the driver's own description. A device is a small number
 (`ordinal`); its context is the primary context, which all frameworks share. A thread may have no
-current context: a call for which cuda.h lists CUDA_ERROR_INVALID_CONTEXT is made in `on_device`, also
-if a handle already names the device. NC10D_CUDA_LIBRARY names another libcuda.so.1 than the
+current context: a call for which cuda.h lists CUDA_ERROR_INVALID_CONTEXT is made in `on_device`,
+also if a handle already names the device. NC10D_CUDA_LIBRARY names another libcuda.so.1 than the
 system's.
 """
 

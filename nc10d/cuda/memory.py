@@ -6,7 +6,10 @@ it without a copy.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import weakref
+from collections import deque
 from collections.abc import Set
 from dataclasses import replace
 from math import prod
@@ -145,25 +148,23 @@ def empty(
     """Return an array with undefined contents on a device (default: the current)."""
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     kind = dtype if isinstance(dtype, DType | RecordType) else element_of(np.dtype(dtype))
-    number = current_device() if device is None else ordinal(device)
-    return _allocated(shape, kind, number, streams.LEGACY)
+    return reserve(shape, kind, current_device() if device is None else ordinal(device))
 
 
 def reserve(shape: tuple[int, ...], element: ElementType, device: int) -> DeviceArray:
-    """Return an array as `empty` does, in no stream's order: also while a graph is captured."""
-    mine, before = streams.Stream(device), streams.relax_capture_mode()
-    try:
-        return _allocated(shape, element, device, mine.handle)
-    finally:
-        call("cuThreadExchangeStreamCaptureMode", before)
-
-
-def _allocated(shape: tuple[int, ...], kind: ElementType, device: int, stream: int) -> DeviceArray:
-    with on_device(device):
+    """Return an array as `empty` does; its memory never belongs to a graph that is captured."""
+    with streams.relaxed_capture_mode(), on_device(device):
+        mine = _allocating(device)
         # CUDA refuses to allocate 0 bytes, but an array may have no elements.
-        address = int(call("cuMemAllocAsync", max(prod(shape) * kind.itemsize, 1), stream))
-        call("cuStreamSynchronize", stream)  # other streams may use the array at once
-    return DeviceArray(address, shape, kind, device, _Allocation(device, address))
+        address = int(call("cuMemAllocAsync", max(prod(shape) * element.itemsize, 1), mine.handle))
+        mine.synchronize()  # other streams may use the array at once
+    return DeviceArray(address, shape, element, device, _Allocation(device, address))
+
+
+@functools.cache
+def _allocating(device: int) -> streams.Stream:
+    """Return the stream on which memory is allocated, which nobody captures."""
+    return streams.Stream(device)
 
 
 def zeros(
@@ -281,11 +282,23 @@ class _Allocation:
         weakref.finalize(self, _free, device, address).atexit = False
 
 
+_dropped: deque[tuple[int, int]] = deque()
+"""The devices and addresses of memory to free. Any thread may run finalizers, so it has no lock."""
+
+
 def _free(device: int, address: int) -> None:
     # Free in the default stream's order. cuMemFree would wait for the whole device, which may
-    # itself wait for messages that this process has yet to send.
-    with on_device(device):
-        call("cuMemFreeAsync", address, streams.LEGACY)
+    # itself wait for messages that this process has yet to send. While a blocking stream is
+    # captured, the default stream takes no work: the next call frees the memory, too.
+    _dropped.append((device, address))
+    with contextlib.suppress(IndexError):  # another thread frees the rest
+        while True:
+            device, address = dropped = _dropped.pop()
+            with on_device(device):
+                if not streams.legacy_is_usable():
+                    _dropped.append(dropped)
+                    return
+                call("cuMemFreeAsync", address, streams.LEGACY)
 
 
 def to_device(x: HostArray, device: object = None) -> DeviceArray:

@@ -20,6 +20,8 @@ from nc10d.cuda.driver import call, current_device, driver, event_pool, on_devic
 
 LEGACY, PER_THREAD = 1, 2
 """CU_STREAM_LEGACY and CU_STREAM_PER_THREAD (cuda.h): the two default streams by number."""
+_CAPTURE_IMPLICIT = 906
+"""CUDA_ERROR_STREAM_CAPTURE_IMPLICIT (cuda.h)."""
 _here = contextlib.nullcontext()
 
 
@@ -101,6 +103,23 @@ def relax_capture_mode() -> Any:
     """Keep this thread's driver calls from invalidating a graph; return the mode before."""
     mode = driver().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     return call("cuThreadExchangeStreamCaptureMode", mode)
+
+
+@contextlib.contextmanager
+def relaxed_capture_mode() -> Iterator[None]:
+    """Keep this thread's driver calls in the block from invalidating a graph."""
+    before = relax_capture_mode()
+    try:
+        yield
+    finally:
+        call("cuThreadExchangeStreamCaptureMode", before)
+
+
+def legacy_is_usable() -> bool:
+    """Return whether the current device's legacy stream takes work: no capture is in its way."""
+    # The answer to this question leaves the capture valid; work would not.
+    code, _ = driver().cuStreamIsCapturing(LEGACY)
+    return bool(code != _CAPTURE_IMPLICIT)
 
 
 def is_captured(stream: int, device: int) -> bool:

@@ -98,19 +98,13 @@ class DeviceGroup:
                 else chosen_stream_or(default_stream)
             )
             captured = current > LEGACY and is_captured(current, self.device)
-            if captured and cached.room_nbytes and cached.table is not None:
-                cached = self._planner.again(cached, ops, Deadline.after(timeout), None)
             work = NcclWork(ops, pending, timeout, cached)
-            table = cached.table
-            if table is not None and not self._waiting:
-                if not captured:
-                    pending.add(work)  # first, so that the watchdog sees a thread stuck in NCCL
+            ready = cached.table is not None and not self._waiting
+            if captured:
+                self._capture(work, ready, current, join)
+            elif ready:
+                pending.add(work)  # first, so that the watchdog sees a thread stuck in NCCL
                 self._submit(work, current, join)
-                if captured:  # the event belongs to the graph, and never ends
-                    self._captured.append((work.event, cached))
-                    self.board.ended(work.stamp)
-            elif captured:
-                raise ValueError(f"{work._describe()}: communicate once before capturing a graph")
             else:
                 self._defer(work, cached.comm_streams, current)
             if cached.messages is not None:
@@ -188,6 +182,17 @@ class DeviceGroup:
                 self.check()
             return self._planner.checked_calls(ops)
 
+    def _capture(self, work: NcclWork, ready: bool, current: int, join: bool) -> None:
+        """Submit a launch that becomes part of a graph."""
+        if not ready:
+            raise ValueError(f"{work._describe()}: communicate once before capturing a graph")
+        if work.cached.room_nbytes:
+            work.cached = self._planner.again(work.cached, work.ops, work.deadline, None)
+        self._submit(work, current, join)
+        # The event belongs to the graph, and never ends.
+        self._captured.append((work.event, work.cached))
+        self.board.ended(work.stamp)
+
     def _defer(self, work: NcclWork, comm_streams: tuple[CommStream, ...], current: int) -> None:
         work.stamp = self._enter(self._planner.caller_of(comm_streams), work)
         work.submitted = Event()
@@ -244,6 +249,9 @@ class DeviceGroup:
         except DistError as error:
             self._group.fail(error)
             return
+        except BaseException as error:  # a mistake here, or a signal's: no waiter may hang
+            self._group.fail(NCCLError(f"{work._describe()}: {error!r}"))
+            raise
         self._pool.give(deferred.before)
         work.submitted.set()
 

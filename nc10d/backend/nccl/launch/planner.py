@@ -41,7 +41,7 @@ from nc10d.cuda import memory
 from nc10d.cuda.device_kernels import capability, load_kernel
 from nc10d.cuda.driver import EventPool
 from nc10d.cuda.memory import device_of
-from nc10d.cuda.streams import Stream
+from nc10d.cuda.streams import Stream, relaxed_capture_mode
 from nc10d.kernels.cache import entry_point
 from nc10d.kernels.gpu.gpu_reduce import fold_ptx
 from nc10d.ops import AllReduces, Array, Op, RepeatedOps
@@ -79,7 +79,8 @@ class LaunchPlanner:
         key = None if self._timing else key_of(ops)
         cached = self._cache.find(key, ops) or self._uniform_launch(ops, key)
         if cached is None:
-            cached = self._checked_launch(ops, key, Deadline.after(timeout))
+            with relaxed_capture_mode():  # a graph may be captured: this allocates, loads kernels
+                cached = self._checked_launch(ops, key, Deadline.after(timeout))
         if type(ops) is RepeatedOps and key is not None and cached.table is not None:
             ops.prepared = cached
         return cached
