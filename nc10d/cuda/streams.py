@@ -13,11 +13,12 @@ import contextlib
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 from nc10d.cuda.driver import call, current_device, driver, event_pool, on_device
 
+T = TypeVar("T")
 LEGACY, PER_THREAD = 1, 2
 """CU_STREAM_LEGACY and CU_STREAM_PER_THREAD (cuda.h): the two default streams by number."""
 _CAPTURE_IMPLICIT = 906
@@ -169,10 +170,10 @@ def stream_of(x: Any) -> int:
     if chosen is not None:
         return chosen
     find = _finders.get(type(x))
-    return (find or _finder_for(x))(x)
+    return (find or _finder_for(type(x)))(x)
 
 
-def chosen_stream_or(home: int) -> int:
+def chosen_stream_or(home: T) -> int | T:
     """Return the handle that `with cuda.stream` set, else `home`."""
     chosen = _chosen.handle
     return home if chosen is None else chosen
@@ -181,6 +182,16 @@ def chosen_stream_or(home: int) -> int:
 def default_stream_of(x: object) -> int | None:
     """Return the fixed stream of arrays like `x`; None if their library has a current one."""
     return _default_streams.get(type(x))
+
+
+def freed_in_stream_order(kinds: Collection[type]) -> bool:
+    """Return whether arrays of these types have one current stream, in whose order they are freed.
+
+    False where that is not known, as for other libraries than CuPy and torch.
+    """
+    finders = {_finders.get(kind) or _finder_for(kind) for kind in kinds}
+    ordered = finders <= {_of_cupy, _of_torch} or _default_streams.keys() >= set(kinds)
+    return len(finders) == 1 and ordered
 
 
 def register_stream(kind: type, find: Callable[[Any], int] | int) -> None:
@@ -192,12 +203,12 @@ def register_stream(kind: type, find: Callable[[Any], int] | int) -> None:
         _finders[kind] = find
 
 
-def _finder_for(x: object) -> Callable[[Any], int]:
-    """Return the function that finds the current stream of arrays like `x`, and cache it."""
-    root = type(x).__module__.partition(".")[0]
+def _finder_for(kind: type) -> Callable[[Any], int]:
+    """Return the function that finds the current stream of such arrays, and cache it."""
+    root = kind.__module__.partition(".")[0]
     find = {"cupy": _of_cupy, "torch": _of_torch}.get(root, _of_interface)
     if root in sys.modules:
-        _finders[type(x)] = find
+        _finders[kind] = find
     return find
 
 

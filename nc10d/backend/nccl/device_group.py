@@ -27,7 +27,6 @@ from nc10d.backend.nccl.launch.nccl_calls import Call
 from nc10d.backend.nccl.launch.planner import LaunchPlanner
 from nc10d.backend.nccl.works import NcclWork, PendingWorks
 from nc10d.base.deadline import Deadline
-from nc10d.base.promise import PENDING
 from nc10d.base.signal_errors import Event
 from nc10d.cuda.driver import call, event_pool, on_device
 from nc10d.cuda.streams import LEGACY, chosen_stream_or, is_captured, stream_of
@@ -92,24 +91,26 @@ class DeviceGroup:
             else:
                 cached = self._planner.cached(ops, timeout)
             default_stream = cached.default_stream
-            current = (
-                stream_of(first_array(ops))
-                if default_stream is None
-                else chosen_stream_or(default_stream)
-            )
+            if default_stream is None:
+                current, own = stream_of(first_array(ops)), chosen_stream_or(None) is None
+            else:
+                current = chosen_stream_or(default_stream)
+                own = current == default_stream
             captured = current > LEGACY and is_captured(current, self.device)
             work = NcclWork(ops, pending, timeout, cached)
             ready = cached.table is not None and not self._waiting
             if captured:
                 self._capture(work, ready, current, join)
             elif ready:
-                pending.add(work)  # first, so that the watchdog sees a thread stuck in NCCL
+                lets_go = own and join and cached.in_order
+                # First, so that the watchdog sees a thread stuck in NCCL.
+                pending.add(work, lets_go)
                 self._submit(work, current, join)
+                if lets_go:
+                    work.ops = ()
             else:
                 self._defer(work, cached.comm_streams, current)
             if cached.messages is not None:
-                if work._state == PENDING:
-                    work._result = work.outcome()  # the senders are known from the beginning
                 sends, takes = cached.messages
                 self.senders.sent(sends)
                 self.senders.received(takes)
@@ -203,7 +204,7 @@ class DeviceGroup:
         deferred = DeferredLaunch(work, comm_streams, before)
         for comm_stream in comm_streams:
             comm_stream.queue.append(deferred)
-        self.pending.add(work)
+        self.pending.add(work, False)
         self.pump()  # they may have been formed just now
 
     def _enter(self, caller: Caller, work: NcclWork) -> int:
@@ -279,7 +280,7 @@ class DeviceGroup:
         if not first:
             work.stamp = table.caller.words[STAMP]
         work.event, work.begun = ended, table.begun
-        work.comm_streams = comm_streams = table.comm_streams
+        comm_streams = table.comm_streams
         for comm_stream in comm_streams:
             comm_stream.launched += 1
         work.seq = comm_streams[0].launched

@@ -1,10 +1,19 @@
-"""Works for launches on a device, pending in launch order until their events end."""
+"""Works for launches on a device, pending in launch order until their events end.
+
+A Work keeps its arrays until the device has finished with them: a launch looks at earlier Works on
+its streams, the watchdog at all. An array's library may free it earlier, once the stream in whose
+order that happens waits for the launch, as behind a kernel on that stream. So a synchronous launch
+keeps no array whose own current stream waits (`streams.freed_in_stream_order`): CuPy's and torch's
+allocators reuse memory in the order of that stream, and nc10d frees on the legacy stream. On a
+stream that the user has chosen by `with cuda.stream`, arrays are kept.
+"""
 
 from __future__ import annotations
 
 import itertools
 import threading
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from nc10d.backend.device_work import DeviceWork
 from nc10d.backend.nccl.comm.comm_streams import CommStream
@@ -12,28 +21,32 @@ from nc10d.backend.nccl.comm.communicator import UNTIL_ABORT_ANYWAY
 from nc10d.backend.nccl.launch.launch_cache import CachedLaunch
 from nc10d.backend.nccl.watchdog import FAST, SLOW, watchdog
 from nc10d.base.deadline import Deadline, monotonic
-from nc10d.base.promise import PENDING
+from nc10d.base.promise import PENDING, NoCallbacks
 from nc10d.base.signal_errors import Event
 from nc10d.cuda.driver import EventPool, call, event_done, on_device
 from nc10d.errors import CudaError, DistError
 from nc10d.ops import Op, Recv
 
-MANY = 128
-"""With more pending Works than this, a launch finishes the ended Works itself."""
+FEW, MANY = 4, 128
+"""With as many pending Works, with arrays and without, a launch finishes the ended ones itself."""
 _SPINS = 50  # polls at full speed, before pauses that grow
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.00002, 0.001
+
+
+Queues: TypeAlias = "dict[tuple[CommStream, ...], dict[NcclWork, None]]"
+"""Pending Works in launch order, by the streams on which their events end in order."""
 
 
 class NcclWork(DeviceWork):
     """One launch on a device."""
 
-    # A Work keeps its arrays until the device has finished with them. `event` is 0 before the
-    # launch is submitted, after the end, and for a launch in a CUDA graph, which never ends by
-    # itself. `due` is the monotonic() by which the launch must have ended.
+    # `ops` is empty once the arrays are let go. `event` is 0 before the launch is submitted, after
+    # the end, and for a launch in a CUDA graph, which never ends by itself. `due` is the
+    # monotonic() by which the launch must have ended.
 
     __slots__ = (
         *("_owner", "_seconds", "begun", "blocks", "due"),
-        *("event", "comm_streams", "cached", "seq", "stamp", "submitted"),
+        *("event", "cached", "seq", "stamp", "submitted"),
     )
 
     def __init__(
@@ -43,7 +56,7 @@ class NcclWork(DeviceWork):
         # Written out in place of super().__init__(ops), because every launch makes a Work.
         self._state = PENDING
         self._exception = None
-        self._result = None
+        self._result = _senders(ops) if cached.receives else None
         self._callbacks = None
         self._finished = None
         self._ended = 0.0
@@ -58,7 +71,6 @@ class NcclWork(DeviceWork):
         self.begun = 0
         self.seq = 0
         self.stamp = 0  # the log entry's
-        self.comm_streams: tuple[CommStream, ...] = ()
         self.submitted: Event | None = None
 
     @property
@@ -82,12 +94,8 @@ class NcclWork(DeviceWork):
         """The seconds that it took: on the device with `timing`, else as the host saw it end."""
         return super().duration if self._seconds is None else self._seconds
 
-    def outcome(self) -> object:
-        """Return the value for `result()`: the sender, a list of senders, or None."""
-        if not self.cached.receives:
-            return None
-        senders = [op.peer if isinstance(op, Recv) else None for op in self.ops]
-        return senders if len(senders) > 1 else senders[0]
+    def _describe(self) -> str:
+        return self.cached.label
 
     def _poll(self) -> None:
         event = self.event
@@ -126,17 +134,28 @@ class PendingWorks:
         self.device = pool.device
         self.fail = fail
         self._ended = ended
-        self._works: dict[NcclWork, None] = {}
+        self._keeping: Queues = {}
+        self._light: Queues = {}
         self._hurried: set[NcclWork] = set()
         self._frozen = False
 
-    def add(self, work: NcclWork) -> None:
-        """Add a Work, which is finished when the event has ended."""
-        self._works[work] = None
-        if len(self._works) > MANY:
-            self.sweep()
+    def add(self, work: NcclWork, light: bool) -> None:
+        """Add a Work, which is finished when the event has ended; a `light` one keeps no arrays."""
+        queues, most = (self._light, MANY) if light else (self._keeping, FEW)
+        queue = queues.get(work.cached.comm_streams)
+        if queue is None:
+            queue = queues[work.cached.comm_streams] = {}
+        elif len(queue) >= most:
+            self._retire_some(list(queue))
+        queue[work] = None
         if watchdog.idle:
             watchdog.wake()
+
+    def _retire_some(self, works: list[NcclWork]) -> None:
+        """Finish ended Works of a queue, if there are enough to pay for it; run no callbacks."""
+        if _has_ended(works[FEW // 2]):
+            with NoCallbacks():  # a callback may launch, and the caller has the lock
+                self.retire(list(itertools.takewhile(_has_ended, works)))
 
     def hurry(self, work: NcclWork) -> None:
         """Have the watchdog poll often until a Work ends."""
@@ -153,18 +172,18 @@ class PendingWorks:
             if self._frozen or not self._check_communicators(works):
                 return
             for work in works:
-                self._works.pop(work, None)
-                self._hurried.discard(work)
+                for queues in self._keeping, self._light:
+                    queues.get(work.cached.comm_streams, {}).pop(work, None)
                 self._recycle_events(work)
                 self._ended(work.stamp)
         finally:
             self.lock.release()
         for work in works:
-            work._finish(None, work.outcome())
+            work._finish(None, work._result)
 
     def _check_communicators(self, works: list[NcclWork]) -> bool:
         try:
-            for comm_stream in {comm_stream for work in works for comm_stream in work.comm_streams}:
+            for comm_stream in {each for work in works for each in work.cached.comm_streams}:
                 comm_stream.check()
         except DistError as error:
             self._frozen = True
@@ -206,46 +225,56 @@ class PendingWorks:
     def _over(self) -> list[NcclWork]:
         """Return the Works whose events have ended; on a stream they end in order."""
         # Usually the latest Work has ended too, so a single query per stream is enough.
-        comm_streams: dict[object, list[NcclWork]] = {}
-        for work in self._works:
-            comm_streams.setdefault(work.comm_streams, []).append(work)
         over: list[NcclWork] = []
-        for works in comm_streams.values():
+        for works in filter(None, map(list, self._queues())):
             done = works if _has_ended(works[-1]) else itertools.takewhile(_has_ended, works)
             over += done
         return over
 
+    def _queues(self) -> list[dict[NcclWork, None]]:
+        return [*self._keeping.values(), *self._light.values()]
+
+    def _all(self) -> list[NcclWork]:
+        """Return all pending Works; any thread may call without the lock."""
+        return [work for queue in self._queues() for work in list(queue)]
+
     def drain(self, deadline: Deadline) -> None:
         """Block until all pending Works have ended; raises their failure, or CollectiveTimeout."""
-        for work in list(self._works):
+        for work in self._all():
             work.wait_blocking(deadline.remaining())
 
     def late(self) -> NcclWork | None:
         """Return a Work whose deadline has passed."""
         now = monotonic()  # no lock: the late thread may hold the lock
-        return next((work for work in list(self._works) if work.due <= now), None)
+        return next((work for work in self._all() if work.due <= now), None)
 
     def pause(self) -> float | None:
         """Return the seconds until the next poll, None if no Work is pending."""
         if self._hurried:
             return FAST
-        return SLOW if self._works else None
+        return SLOW if self.busy else None
 
     @property
     def busy(self) -> bool:
         """Whether any Work is pending."""
-        return bool(self._works)
+        return any(self._queues())
 
     def end(self, error: DistError) -> None:
         """Fail all pending Works; nothing touches their arrays any more."""
         with self.lock:
-            works, self._works = list(self._works), {}
+            works, self._keeping, self._light = self._all(), {}, {}
             self._hurried.clear()
         for work in works:
             work.event = work.begun = 0  # not recycled: the device may have failed
             work._finish(error)
             if work.submitted is not None:
                 work.submitted.set()
+
+
+def _senders(ops: Sequence[Op]) -> object:
+    """Return the value for `result()`: the sender, or a list with each receive's."""
+    senders = [op.peer if isinstance(op, Recv) else None for op in ops]
+    return senders if len(senders) > 1 else senders[0]
 
 
 def _has_ended(work: NcclWork) -> bool:

@@ -22,9 +22,9 @@ from nc10d.backend.nccl.bindings import native
 from nc10d.backend.nccl.comm.comm_streams import CommStream
 from nc10d.backend.nccl.launch.launch_table import LaunchTable
 from nc10d.cuda.memory import DeviceArray
-from nc10d.cuda.streams import default_stream_of
+from nc10d.cuda.streams import default_stream_of, freed_in_stream_order
 from nc10d.kernels.cache import entry_point
-from nc10d.ops.facts import facts_of
+from nc10d.ops.facts import facts_of, name_of
 
 _same = entry_point(native.nc10d_nccl_same_objects)
 MOST = 64
@@ -37,19 +37,21 @@ class CachedLaunch:
     # `receives` is true if the launch has receives, whose senders are the result; `blocks` if there
     # is a barrier, for which the host waits too. `messages` are peer and tag of the sends, and of
     # the receives; None without any. `default_stream` is the current stream for the first array
-    # unless the user chooses a stream; None: to be looked up. `room_nbytes` is the room that
-    # folds need.
+    # unless the user chooses a stream; None: to be looked up. `in_order` is true if all arrays are
+    # freed in the order of that stream. `room_nbytes` is the room that folds need.
 
     __slots__ = (
         *("_freed", "_ids", "_refs", "_descriptions"),
-        *("blocks", "comm_streams", "default_stream", "messages"),
+        *("blocks", "comm_streams", "default_stream", "in_order", "label", "messages"),
         *("receives", "room_nbytes", "table"),
     )
 
     def __init__(self, comm_streams: tuple[CommStream, ...], batch: Sequence[ops.Op]) -> None:
         uniform = type(batch) is ops.AllReduces
         self.comm_streams = comm_streams
+        self.label = name_of(batch[0]) if len(batch) == 1 else f"a batch of {len(batch)}"
         self.default_stream = default_stream_of(first_array(batch))
+        self.in_order = freed_in_stream_order(set(map(type, _arrays(batch))))
         self.receives = not uniform and any(type(op) is ops.Recv for op in batch)
         self.blocks = not uniform and any(type(op) is ops.Barrier for op in batch)
         sends = () if uniform else [(op.peer, op.tag) for op in batch if type(op) is ops.Send]
@@ -123,17 +125,19 @@ class LaunchCache:
         """Keep a cached launch that has its table, in place of the oldest."""
         if key is None or cached.table is None:
             return
-        if isinstance(batch, ops.AllReduces):
-            arrays = batch.arrays
-        else:
-            arrays = [x for op in batch for x in arrays_of(op)]
         try:
-            cached.remember(arrays)
+            cached.remember(_arrays(batch))
         except TypeError:  # an array without weak references
             return
         if len(self._known) >= MOST:
             del self._known[next(iter(self._known))]
         self._known[key] = cached
+
+
+def _arrays(batch: Sequence[ops.Op]) -> Sequence[object]:
+    if isinstance(batch, ops.AllReduces):
+        return batch.arrays
+    return [x for op in batch for x in arrays_of(op)]
 
 
 def key_of(batch: Sequence[ops.Op]) -> Key | None:
