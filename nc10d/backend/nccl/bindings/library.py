@@ -30,6 +30,10 @@ _HOW = (
     'pip install ".[cu12]" (or cu13) in a checkout of nc10d, '
     "or name a libnccl.so.2 by NC10D_NCCL_LIBRARY"
 )
+_ON_ONE_GPU = (
+    '; ranks that share a GPU need the backend "cuda:staged", or each rank another value of the '
+    "environment variable NCCL_HOSTID"
+)
 
 
 class UniqueId(ctypes.Structure):
@@ -144,6 +148,8 @@ class Library:
         # NCCL keeps the last message even when later calls succeed.
         text = self.function("ncclGetErrorString")(code).decode(errors="replace")
         last = (self.function("ncclGetLastError")(None) or b"").decode(errors="replace").strip()
+        if code == RESULT["ncclInvalidUsage"] and "Duplicate GPU" in last:
+            last += _ON_ONE_GPU
         return f"{text} ({last})" if last else text
 
     def unique_id(self) -> bytes:
