@@ -100,7 +100,7 @@ def registered_memory_is_reduced_like_other(group: ProcessGroup) -> None:
     whole, x, mine = communicator(group, "registered"), ones(group, 4096), cuda.Stream()
     registered = whole.register(x.address, x.nbytes)
     scalar = ctypes.create_string_buffer(np.float32(2.0).tobytes())
-    double = whole.premul_sum(2.0, 7, scalar)  # ncclFloat32
+    double = whole.premul_sum(2.0, 7, scalar).handle  # ncclFloat32
     with cuda.on_device(device(group)):
         ends = whole.handle, mine.handle
         whole.library.call("ncclAllReduce", x.address, x.address, 4096, 7, double, *ends)

@@ -84,6 +84,7 @@ FUNCTIONS = {
     "ncclCommWindowRegister": Function("i", "ppzpi", (2, 27, 0), "ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* buff, size_t size, ncclWindow_t* win, int winFlags)"),
     "ncclCommWindowDeregister": Function("i", "pp", (2, 27, 0), "ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win)"),
     "ncclRedOpCreatePreMulSum": Function("i", "ppiip", (2, 18, 0), "ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataType_t datatype, ncclScalarResidence_t residence, ncclComm_t comm)"),
+    "ncclRedOpDestroy": Function("i", "ip", (2, 18, 0), "ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm)"),
     "ncclReduce": Function("i", "ppziiipp", (2, 18, 0), "ncclResult_t ncclReduce(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype, ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream)"),
     "ncclBroadcast": Function("i", "ppziipp", (2, 18, 0), "ncclResult_t ncclBroadcast(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype, int root, ncclComm_t comm, cudaStream_t stream)"),
     "ncclAllReduce": Function("i", "ppziipp", (2, 18, 0), "ncclResult_t ncclAllReduce(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream)"),

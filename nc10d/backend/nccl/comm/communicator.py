@@ -13,9 +13,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Protocol
 
 from nc10d.backend.nccl.bindings.header_table import CONSTANTS, ENUMS
 from nc10d.backend.nccl.bindings.library import IN_PROGRESS, Library, UniqueId
@@ -28,6 +29,8 @@ from nc10d.errors import CollectiveTimeout, DistError, GroupClosed, UnsupportedP
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.0002, 0.005  # seconds between polls, if nonblocking
 UNTIL_ABORT_ANYWAY = 1.0
 """Seconds that an abort waits for a thread that is in NCCL."""
+MOST_OPERATORS = 16
+"""Operators of PREMUL_SUM that a communicator keeps: a dynamic loss scale has ever new factors."""
 _no_event = Event()
 
 OnDevice = Callable[[], AbstractContextManager[None]]
@@ -44,7 +47,7 @@ class Communicator:
         self.lock = threading.RLock()
         self.enter = enter
         self._handle: int | None = handle
-        self._premul_ops: dict[tuple[str, int], int] = {}
+        self._premul_ops: dict[tuple[str, int], PremulOperator] = {}
 
     @classmethod
     def create(
@@ -178,11 +181,11 @@ class Communicator:
             _no_event.wait(pause)  # NCCL can't wake a thread
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def premul_sum(self, factor: float, datatype: int, scalar: Any) -> int:
-        """Return the ncclRedOp_t that multiplies by `factor`, which `scalar` holds as a C value."""
-        # Made once for each factor and type; the operator ends with the communicator.
+    def premul_sum(self, factor: float, datatype: int, scalar: Any) -> PremulOperator:
+        """Return the operator that multiplies by `factor`, which `scalar` holds as a C value."""
+        # Made once for each factor and type; the one that was asked for last comes last.
         key = factor.hex(), datatype  # -0.0 equals 0.0
-        found = self._premul_ops.get(key)
+        found = self._premul_ops.pop(key, None)
         if found is None:
             made = ctypes.c_int()
             pointer, here = ctypes.byref(scalar), 1  # ncclScalarHostImmediate
@@ -191,8 +194,20 @@ class Communicator:
                     "ncclRedOpCreatePreMulSum",
                     *(ctypes.byref(made), pointer, datatype, here, self.handle),
                 )
-            found = self._premul_ops[key] = made.value
+            found = PremulOperator(made.value)
+        self._premul_ops[key] = found
         return found
+
+    def drop_operators(self) -> None:
+        """Destroy the operators that were asked for first, all but MOST_OPERATORS."""
+        # NCCL allows that when the last call with an operator has returned (nccl.h). Launches that
+        # would make such calls again are made anew; a graph has NCCL's kernels with the factors.
+        while len(self._premul_ops) > MOST_OPERATORS:
+            dropped = self._premul_ops.pop(next(iter(self._premul_ops)))
+            for user in dropped.users:
+                user.invalidate()
+            with self.lock, self.enter():
+                self.library.call("ncclRedOpDestroy", dropped.handle, self.handle)
 
     def register(self, address: int, nbytes: int) -> Registration:
         """Register memory for zero-copy operations (NCCL 2.19); close it before memory is freed."""
@@ -243,6 +258,21 @@ class Communicator:
         finally:
             if owned:
                 self.lock.release()
+
+
+class UsesOperators(Protocol):
+    """A table of calls with operators."""
+
+    def invalidate(self) -> None:
+        """Make the calls no more: an operator is gone."""
+
+
+class PremulOperator:
+    """An ncclRedOp_t for one factor and type, and the tables that have it."""
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+        self.users: weakref.WeakSet[UsesOperators] = weakref.WeakSet()
 
 
 class Registration:

@@ -41,7 +41,7 @@ class CachedLaunch:
     # freed in the order of that stream. `room_nbytes` is the room that folds need.
 
     __slots__ = (
-        *("_freed", "_ids", "_refs", "_descriptions"),
+        *("__weakref__", "_freed", "_ids", "_refs", "_descriptions"),
         *("blocks", "comm_streams", "default_stream", "in_order", "label", "messages"),
         *("receives", "room_nbytes", "table"),
     )
@@ -76,8 +76,12 @@ class CachedLaunch:
                 if type(x) is not DeviceArray
             ]
 
+    def invalidate(self) -> None:
+        """Let the launch be made anew: its table has an operator that is gone."""
+        self._freed.append(None)
+
     def is_valid(self) -> bool:
-        """Return whether all arrays are alive and unchanged."""
+        """Return whether all arrays are alive and unchanged, and the table can be run."""
         return not self._freed and (not self._descriptions or self._unchanged())
 
     def is_for(self, arrays: Sequence[object]) -> bool:

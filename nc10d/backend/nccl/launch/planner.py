@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 from typing import TypeAlias
 
@@ -19,6 +20,7 @@ from nc10d.arrays.validate import validate
 from nc10d.backend.nccl.bindings import native
 from nc10d.backend.nccl.bindings.library import Library
 from nc10d.backend.nccl.comm.comm_streams import COLLECTIVES, CommStream, CommStreams, NcclGroup
+from nc10d.backend.nccl.comm.communicator import PremulOperator
 from nc10d.backend.nccl.launch import datatypes
 from nc10d.backend.nccl.launch.call_board import CallBoard, Caller
 from nc10d.backend.nccl.launch.compared_call import CallText, compared, text_of_all_reduces
@@ -109,7 +111,7 @@ class LaunchPlanner:
         """Check operations as a launch does; return the calls of each, for formed communicators."""
         self._check_all(ops)
         copies = ContiguousCopies(ops, self._group.rank, self.device)
-        return [[*found.calls] for found in self._calls(copies.ops, self._premul_op)]
+        return [[*found.calls] for found in self._calls(copies.ops, partial(self._premul_op, []))]
 
     def _check_all(self, ops: Sequence[Op]) -> None:
         for op in ops:
@@ -206,7 +208,10 @@ class LaunchPlanner:
         calls: Sequence[OperationCalls] | None = None,
     ) -> LaunchTable:
         comm_streams = cached.comm_streams
-        calls = calls or self._calls(copies.ops, self._premul_op, room.address)
+        used: list[PremulOperator] = []
+        calls = calls or self._calls(copies.ops, partial(self._premul_op, used), room.address)
+        for operator in used:
+            operator.users.add(cached)
         stream_of_op = [self._comm_streams.of(op, deadline) for op in ops]
         groups = []
         for group in in_groups(ops):
@@ -242,13 +247,21 @@ class LaunchPlanner:
             comm_streams, events, body, TableRows(self._library), caller, (text, kept)
         )
 
-    def _premul_op(self, factor: float, datatype: int, dtype: DType) -> int:
-        """Return the operator for a PREMUL_SUM, whose factor NCCL reads in the array's type."""
+    def _premul_op(
+        self, used: list[PremulOperator], factor: float, datatype: int, dtype: DType
+    ) -> int:
+        """Return the operator for a PREMUL_SUM, whose factor NCCL reads in the array's type.
+
+        `used` gets the operators of a launch, which may be more than those that are kept.
+        """
         main = self._comm_streams.find(COLLECTIVES)
         assert main is not None
         value = np.array(factor).astype(dtype.numpy)
         scalar = ctypes.create_string_buffer(value.tobytes())
-        return main.formed.premul_sum(factor, datatype, scalar)
+        if not used:
+            main.formed.drop_operators()
+        used.append(main.formed.premul_sum(factor, datatype, scalar))
+        return used[-1].handle
 
 
 def _reduces_fp8(library: Library, device: int) -> bool:
