@@ -217,7 +217,12 @@ def _of_cupy(_: object) -> int:
 
 
 def _of_torch(x: Any) -> int:
-    return int(sys.modules["torch"].cuda.current_stream(x.device).cuda_stream)
+    torch: Any = sys.modules["torch"]
+    # Without the Stream object, which costs as much as a launch. torch's compiler uses it, too.
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    if raw is None:
+        return int(torch.cuda.current_stream(x.device).cuda_stream)
+    return int(raw(x.device.index))
 
 
 def _of_interface(x: object) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,6 +48,19 @@ def test_the_stream_of_an_array_is_the_named_or_the_default_stream() -> None:
     assert cuda.stream_of(interface(stream=None)) == streams.LEGACY
     assert cuda.stream_of(interface()) == streams.LEGACY
     assert cuda.stream_of(None) == streams.LEGACY
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_the_stream_of_a_tensor_is_torchs_current_stream(
+    monkeypatch: pytest.MonkeyPatch, raw: bool
+) -> None:
+    """By torch's own function without an object, where that exists."""
+    tensor = type("Tensor", (), {"__module__": "torch", "device": SimpleNamespace(index=3)})
+    private = SimpleNamespace(_cuda_getCurrentRawStream=lambda index: 100 + index)
+    public = SimpleNamespace(current_stream=lambda device: SimpleNamespace(cuda_stream=200))
+    torch = SimpleNamespace(_C=private if raw else SimpleNamespace(), cuda=public)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert cuda.stream_of(tensor()) == (103 if raw else 200)
 
 
 def test_a_block_sets_the_stream_and_restores_the_previous() -> None:
