@@ -20,7 +20,7 @@ from fold_twins import launched, register_twin
 import nc10d as dist
 from nc10d import cuda
 from nc10d.arrays.dtypes import DType, element_of
-from nc10d.cuda import memory
+from nc10d.backend.nccl.launch.planner import LaunchPlanner
 from nc10d.cuda.driver import call, driver
 from nc10d.errors import UnsupportedPlatform
 from nc10d.group.process_group import ProcessGroup
@@ -291,13 +291,13 @@ def reserved() -> Iterator[list[int]]:
     """Yield the sizes of the rooms that this rank allocates in the block."""
     sizes: list[int] = []
 
-    def counting(shape: tuple[int, ...], element: Any, device: int) -> cuda.DeviceArray:
-        sizes.extend(shape)
-        return real(shape, element, device)
+    def counting(planner: LaunchPlanner, nbytes: int) -> cuda.DeviceArray:
+        sizes.append(nbytes)
+        return real(planner, nbytes)
 
-    real = memory.reserve
+    real = LaunchPlanner._new_room
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory, "reserve", counting)
+        patch.setattr(LaunchPlanner, "_new_room", counting)
         yield sizes
 
 
