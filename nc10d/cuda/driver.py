@@ -20,8 +20,8 @@ from nc10d.base.run_to_end import import_to_end, off_main
 from nc10d.errors import CudaError, UnsupportedPlatform
 
 _EXTRA = 'pip install ".[cu12]" in a checkout of nc10d (or cu13, for a driver of CUDA 13)'
-SUCCESS, NOT_READY = 0, 600
-"""The driver API's results (cuda.h): CUDA_SUCCESS, CUDA_ERROR_NOT_READY."""
+SUCCESS, NOT_READY, _INVALID_CONTEXT = 0, 600, 201
+"""The driver API's results (cuda.h): CUDA_SUCCESS, and CUDA_ERROR_ with these names."""
 
 
 @functools.cache
@@ -126,7 +126,12 @@ def current_device() -> int:
 def device_at(pointer: int) -> int:
     """Return the device to which an address in device memory belongs."""
     attribute = driver().CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-    with on_device(current_device()):  # any context will do
+    try:
+        return int(call("cuPointerGetAttribute", attribute, pointer))
+    except CudaError as error:
+        if error.code != _INVALID_CONTEXT:
+            raise
+    with on_device(current_device()):  # any context will do; most threads have one
         return int(call("cuPointerGetAttribute", attribute, pointer))
 
 

@@ -270,7 +270,7 @@ def order_others_after(here: StreamKey, others: Set[StreamKey]) -> None:
 
 def in_capture(key: StreamKey) -> bool:
     """Return whether work queued on a stream becomes part of a graph."""
-    return streams.is_captured(key.stream, key.device)
+    return key.stream > streams.LEGACY and streams.is_captured(key.stream, key.device)
 
 
 class _Allocation:
@@ -294,10 +294,10 @@ def _free(device: int, address: int) -> None:
     with contextlib.suppress(IndexError):  # another thread frees the rest
         while True:
             device, address = dropped = _dropped.pop()
+            if streams.is_captured(streams.LEGACY, device):
+                _dropped.append(dropped)
+                return
             with on_device(device):
-                if not streams.legacy_is_usable():
-                    _dropped.append(dropped)
-                    return
                 call("cuMemFreeAsync", address, streams.LEGACY)
 
 

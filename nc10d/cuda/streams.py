@@ -16,7 +16,8 @@ import weakref
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple, TypeVar
 
-from nc10d.cuda.driver import call, current_device, driver, event_pool, on_device
+from nc10d.cuda.driver import call, context, current_device, driver, event_pool, on_device
+from nc10d.errors import CudaError
 
 T = TypeVar("T")
 LEGACY, PER_THREAD = 1, 2
@@ -92,8 +93,10 @@ def _device_of(key: StreamKey) -> int:
     if key.stream <= PER_THREAD:
         return key.device
     with on_device(key.device):
-        context = call("cuStreamGetCtx", key.stream)
-    call("cuCtxPushCurrent", context)
+        found = call("cuStreamGetCtx", key.stream)
+    if int(found) == int(context(key.device)):
+        return key.device
+    call("cuCtxPushCurrent", found)
     try:
         return int(call("cuCtxGetDevice"))
     finally:
@@ -116,21 +119,17 @@ def relaxed_capture_mode() -> Iterator[None]:
         call("cuThreadExchangeStreamCaptureMode", before)
 
 
-def legacy_is_usable() -> bool:
-    """Return whether the current device's legacy stream takes work: no capture is in its way."""
-    # The answer to this question leaves the capture valid; work would not.
-    code, _ = driver().cuStreamIsCapturing(LEGACY)
-    return bool(code != _CAPTURE_IMPLICIT)
-
-
 def is_captured(stream: int, device: int) -> bool:
-    """Return whether work queued on a stream becomes part of a graph."""
-    # Only the legacy stream can't be captured. The driver does not answer for that stream while a
-    # blocking stream is captured (cuda.h, cuStreamIsCapturing: STREAM_CAPTURE_IMPLICIT).
-    if stream <= LEGACY:
-        return False
-    with on_device(device) if stream == PER_THREAD else _here:
-        status: Any = call("cuStreamIsCapturing", stream)
+    """Return whether work queued on a stream becomes part of a graph, or would break one."""
+    # The legacy stream can't be captured, and takes no work while a blocking stream is captured. To
+    # ask for that leaves the capture valid (cuda.h, cuStreamIsCapturing).
+    try:
+        with on_device(device) if stream <= PER_THREAD else _here:
+            status: Any = call("cuStreamIsCapturing", stream)
+    except CudaError as error:
+        if error.code == _CAPTURE_IMPLICIT:
+            return True
+        raise
     return bool(status != driver().CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
 
 

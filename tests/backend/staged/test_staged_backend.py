@@ -270,6 +270,26 @@ def a_capture_is_refused(group: ProcessGroup) -> None:
     group.all_reduce(x)
 
 
+def a_launch_beside_a_blocking_streams_capture_is_refused(group: ProcessGroup) -> None:
+    """The default stream takes no work meanwhile; the refusal leaves the capture valid."""
+    from nc10d.cuda.driver import driver
+
+    x, first = filled(1.0), group.rank == 0
+    group.barrier()
+    with cuda.on_device(0):
+        blocking = call("cuStreamCreate", 0) if first else None
+    if first:
+        mode = driver().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        call("cuStreamBeginCapture", blocking, mode)
+    group.barrier()
+    assert "graph" in raised(UnsupportedPlatform, lambda: group.all_reduce(x))
+    group.barrier()
+    if first:
+        call("cuStreamEndCapture", blocking)
+    group.barrier()
+    group.all_reduce(x)
+
+
 def mistakes_are_found_at_the_call(group: ProcessGroup) -> None:
     x = filled(1.0)
     raised(
@@ -328,6 +348,7 @@ CHECKS: list[Check] = [
     an_abort_ends_what_waits_for_the_device,
     closing_does_not_wait_for_a_stream,
     a_capture_is_refused,
+    a_launch_beside_a_blocking_streams_capture_is_refused,
     mistakes_are_found_at_the_call,
     gloo_takes_arrays_of_both_kinds,
     a_sub_group_is_staged_too,
