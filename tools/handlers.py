@@ -56,6 +56,8 @@ OFF_MAIN = {
     "backend/cpu/memory/peer_access.py:_state": "`withdraw` and formation are off the main thread",
     "backend/cpu/control/connections.py": "the control thread reads and closes the connections",
     "backend/cpu/deadlock/notices.py:receive": "the control thread reads messages",
+    "backend/nccl/backend.py:_end": _OWN_THREAD,
+    "backend/nccl/backend.py:_release": _OWN_THREAD,
     "backend/nccl/failure.py:_notify_peers": _OWN_THREAD,
     "backend/nccl/registered_memory.py:_give_all_back": _OWN_THREAD,
     "backend/nccl/registered_memory.py:_give_back": _OWN_THREAD,

@@ -84,6 +84,12 @@ class BackendTable:
             for backend in reversed(made.values()):
                 backend.close()
 
+    def begin_close(self) -> None:
+        """Begin what `close` waits for with other ranks."""
+        if not self.inherited:
+            for backend in tuple(self._made.values()):
+                backend.begin_close()
+
     def droppable(self) -> bool:
         """Return whether all backends may be dropped now; see Backend."""
         return self.failure is not None or all(

@@ -71,6 +71,13 @@ class Backend(Protocol):
         hosts the call blocks until the ranks have agreed on a cause.
         """
 
+    def begin_close(self) -> None:
+        """Begin what `close` waits for with other ranks; never blocks. By default nothing.
+
+        A rank that closes several groups begins them all first: ranks need no common order then.
+        """
+        return
+
     def close(self) -> None:
         """Release everything; idempotent. Operations still in flight fail with GroupClosed."""
 

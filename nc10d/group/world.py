@@ -84,6 +84,8 @@ class World:
         self.default = None
         self.groups.clear()
         self.of_ranks, self.dropped = {}, []
+        for table in (*dropped, *(group._backends for group in groups)):
+            table.begin_close()
         for group in reversed(groups):
             group.close()
         for table in reversed(dropped):

@@ -84,7 +84,11 @@ def rank_environment(
     """Return a rank's whole environment: `inherited`, then the job's variables on top.
 
     Several ranks on a node get OMP_NUM_THREADS=1 unless the user chose another number: N ranks
-    that each start a thread per core would fight over the cores.
+    that each start a thread per core would fight over the cores. CUDA reads the number of a
+    device's hardware queues once, as its driver starts: streams that share a queue wait for each
+    other, so ranks get all 32 (CUDA's guide, environment variables) unless the user chose.
     """
-    defaults = {"OMP_NUM_THREADS": "1"} if job.nproc > 1 else {}
+    defaults = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+    if job.nproc > 1:
+        defaults["OMP_NUM_THREADS"] = "1"
     return {**defaults, **inherited, **rank_variables(job, local_rank, restart)}

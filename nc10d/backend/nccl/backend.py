@@ -6,6 +6,7 @@ first launch begins to form the group's communicator; launches are submitted onc
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -37,6 +38,7 @@ from nc10d.store.base import Store
 from nc10d.store.prefix import PrefixStore
 from nc10d.work import Work
 
+_ABORT_PATIENCE = 5.0  # seconds for operations to end, before their waiters raise
 _CLOSE_PATIENCE = 10.0  # seconds for NCCL to release communicators
 _log = logging.getLogger(__name__)
 
@@ -65,7 +67,9 @@ class NcclBackend(Backend):
         self.size = setup.size
         self._others = setup.others
         store = PrefixStore("nccl", setup.store)
-        self._failure = GroupFailure(store, setup.others, self._refuse_launches, self._end)
+        self._failure = GroupFailure(
+            store, setup.others, self._refuse_launches, self._end, self._graphs_text
+        )
         self._group = NcclGroup(
             setup.group_name,
             setup.rank,
@@ -207,15 +211,26 @@ class NcclBackend(Backend):
             self.device_group.failed = True
 
     def _end(self, error: DistError) -> None:
-        """Abort communicators, then end Works, whose arrays nothing touches after the abort."""
-        # If NCCL never returns from the abort, the Works stay pending, and keep their arrays.
+        """Abort communicators, then end Works, after at most a few seconds."""
         device_group = self.device_group
         if device_group is not None:
             device_group.pending.freeze()
-            device_group.comm_streams.abort()
-            device_group.pending.end(error)
+            if isinstance(error, GroupClosed):
+                with contextlib.suppress(DistError, OSError):  # the store may be gone
+                    device_group.comm_streams.leave()
+            device_group.pending.end(error, device_group.comm_streams.abort, _ABORT_PATIENCE)
         if not isinstance(error, GroupClosed):
             self._records.failed(error)
+
+    def _graphs_text(self) -> str:
+        """Return what captured graphs of the group keep, "" without any."""
+        alive = 0 if self.device_group is None else self.device_group.graphs.alive
+        if not alive:
+            return ""
+        return (
+            f"{alive} captured CUDA graph{'s' * (alive > 1)} of group {self._group.name!r} "
+            "exist: NCCL keeps the communicators until they are destroyed"
+        )
 
     def tick(self) -> float | None:
         """Check for ended works and for failures, on the watchdog's thread; see Watched."""
@@ -251,11 +266,8 @@ class NcclBackend(Backend):
                 finally:
                     comm.lock.release()
 
-    def close(self) -> None:
-        """Close the communicators; idempotent. Operations in flight fail with GroupClosed.
-
-        Blocks until NCCL has released them, at most ten seconds.
-        """
+    def begin_close(self) -> None:
+        """Refuse operations, and tell the other ranks that this rank closes its communicators."""
         name = self._group.name
         gone = GroupClosed(f"group {name!r} has been closed", group=name)
         device_group = self.device_group
@@ -267,12 +279,32 @@ class NcclBackend(Backend):
         idle = not device_group.pending.busy
         if not (idle and self._failure.close(gone, partial(self._release, device_group))):
             self._failure.fail(gone, notify=False)
-        if not self._failure.over.wait(_CLOSE_PATIENCE):
-            _log.warning("NCCL has not let go of group %r: it keeps what it has", name)
+
+    def close(self) -> None:
+        """Close the communicators; idempotent. Operations in flight fail with GroupClosed.
+
+        Blocks until all ranks have come and NCCL has released them, at most ten seconds: NCCL's
+        destroy waits for the ranks of a node. While captured CUDA graphs of the group exist, the
+        communicators stay, and the call does not wait for them.
+        """
+        self.begin_close()
+        graphs = self._graphs_text()
+        if not self._failure.over.wait(0 if graphs else _CLOSE_PATIENCE) and self.device_group:
+            waits = "not all ranks have come, or NCCL has not let go"
+            _log.warning("group %r keeps its communicators: %s", self._group.name, graphs or waits)
 
     def _release(self, device_group: DeviceGroup) -> None:
         device_group.pending.freeze()  # waits for a launch that has just begun
-        device_group.comm_streams.close()
+        try:
+            device_group.comm_streams.close(self._check_others)
+        except (DistError, OSError) as error:  # a rank has died, or the store is gone
+            _log.info("group %r: no more ranks come to its end: %s", self._group.name, error)
+            device_group.comm_streams.abort()
+
+    def _check_others(self) -> None:
+        cause = self._others.cause()
+        if cause is not None:
+            raise cause
 
 
 def _parent_of(group: Any) -> Parent:

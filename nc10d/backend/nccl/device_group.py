@@ -9,7 +9,8 @@ from nc10d.arrays.access import first_array
 from nc10d.backend.cpu.engine.call_sites import SITES
 from nc10d.backend.nccl.any_source import Senders
 from nc10d.backend.nccl.bindings import native
-from nc10d.backend.nccl.bindings.entering import NEW_SITE
+from nc10d.backend.nccl.bindings.entering import NEW_SITE, TAGS_DIFFER
+from nc10d.backend.nccl.captured_graphs import CapturedGraphs
 from nc10d.backend.nccl.comm.comm_streams import (
     COLLECTIVES,
     CommStream,
@@ -65,7 +66,7 @@ class DeviceGroup:
         self.board = self._planner.board
         self.senders = Senders(group.rank, group.size, group.messages())
         self.pending = PendingWorks(self._pool, group.fail, self.board.ended)
-        self._captured: list[tuple[int, CachedLaunch]] = []  # in use by graphs
+        self.graphs = CapturedGraphs(self._pool)
         self._context = launch_table.DeviceContext(device)
         self._device_rows = self._context.address
         self._timing = group.options.timing
@@ -160,7 +161,7 @@ class DeviceGroup:
         """Return a communicator of all ranks by name; blocks until all have come."""
         group = self._group
         with self.pending.lock:
-            found = self.comm_streams.get(name, group.rank, group.size, deadline)
+            found = self.comm_streams.get(name, range(group.size), deadline)
         found.settled.wait()  # forming ends by the deadline
         if found.comm is None:
             group.check()
@@ -189,9 +190,11 @@ class DeviceGroup:
             raise ValueError(f"{work._describe()}: communicate once before capturing a graph")
         if work.cached.room_nbytes:
             work.cached = self._planner.again(work.cached, work.ops, work.deadline, None)
+        for op in work.ops if work.cached.messages is not None else ():
+            self.board.links.captured(op)
         self._submit(work, current, join)
         # The event belongs to the graph, and never ends.
-        self._captured.append((work.event, work.cached))
+        self.graphs.keep(current, work.event, work.cached)
         self.board.ended(work.stamp)
 
     def _defer(self, work: NcclWork, comm_streams: tuple[CommStream, ...], current: int) -> None:
@@ -290,6 +293,8 @@ class DeviceGroup:
         if entering:
             return self.board.mismatch(entering)
         code, place, by_cuda = table.culprit(answer)
+        if code == TAGS_DIFFER and place is not None and not by_cuda:
+            return self.board.links.mismatch(work.ops[place])
         which = "" if place is None else f", operation {place}: {name_of(work.ops[place])}"
         group = self._group
         what = f"rank {group.rank} of group {group.name!r}, {work._describe()}{which}"

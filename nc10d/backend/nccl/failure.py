@@ -29,7 +29,7 @@ class GroupFailure:
     """Why a group has failed, if it has; any thread may call.
 
     `refuse` refuses launches from now on. `end` ends the communicators and Works with the cause, on
-    its own thread, and may never return.
+    its own thread; the text of `note`, if any, is added to the cause first.
     """
 
     def __init__(
@@ -38,9 +38,10 @@ class GroupFailure:
         others: OtherBackends,
         refuse: Callable[[], None],
         end: Callable[[DistError], None],
+        note: Callable[[], str],
     ) -> None:
         self._new_store, self._others = store.clone, others
-        self._refuse, self._end = refuse, end
+        self._refuse, self._end, self._note = refuse, end, note
         self._store: Store | None = None
         self._lock = threading.RLock()  # a signal's handler may fail the group at any point
         self._agreed = Event()
@@ -110,6 +111,9 @@ class GroupFailure:
         error = self._root_cause(error)
         if notify:
             error = self._notify_peers(error)
+        note = self._note()
+        if note:
+            error.add_note(note)
         self.error = error
         self._agreed.set()
         self._end(error)

@@ -22,8 +22,9 @@ from nc10d.backend.nccl.launch.launch_cache import CachedLaunch
 from nc10d.backend.nccl.watchdog import FAST, SLOW, watchdog
 from nc10d.base.deadline import Deadline, monotonic
 from nc10d.base.promise import PENDING, NoCallbacks
-from nc10d.base.signal_errors import Event
+from nc10d.base.signal_errors import Event, Thread
 from nc10d.cuda.driver import EventPool, call, event_done, on_device
+from nc10d.cuda.streams import relax_capture_mode
 from nc10d.errors import CudaError, DistError
 from nc10d.ops import Op, Recv
 
@@ -259,11 +260,24 @@ class PendingWorks:
         """Whether any Work is pending."""
         return any(self._queues())
 
-    def end(self, error: DistError) -> None:
-        """Fail all pending Works; nothing touches their arrays any more."""
-        with self.lock:
-            works, self._keeping, self._light = self._all(), {}, {}
-            self._hurried.clear()
+    def end(self, error: DistError, abort: Callable[[], None], patience: float) -> None:
+        """Fail all pending Works, after `abort` or once nothing touches their arrays any more.
+
+        After `patience` seconds they fail all the same, and the thread that aborts keeps the
+        arrays.
+        """
+        relax_capture_mode()  # the thread is one of the group's end
+        works, aborted, deadline = self._all(), Event(), Deadline.after(patience)
+        name = "nc10d-nccl-abort"
+        Thread(target=_abort, args=(abort, aborted, works), name=name, daemon=True).start()
+        # NCCL's abort stops kernels first, and then may wait long, for example for CUDA graphs.
+        while not (aborted.wait(_LONGEST_PAUSE) or deadline.expired() or all(map(_is_over, works))):
+            pass
+        owned = self.lock.acquire(timeout=UNTIL_ABORT_ANYWAY)  # a thread may be stuck in NCCL
+        works, self._keeping, self._light = self._all(), {}, {}
+        self._hurried.clear()
+        if owned:
+            self.lock.release()
         for work in works:
             work.event = work.begun = 0  # not recycled: the device may have failed
             work._finish(error)
@@ -275,6 +289,20 @@ def _senders(ops: Sequence[Op]) -> object:
     """Return the value for `result()`: the sender, or a list with each receive's."""
     senders = [op.peer if isinstance(op, Recv) else None for op in ops]
     return senders if len(senders) > 1 else senders[0]
+
+
+def _abort(abort: Callable[[], None], aborted: Event, kept: list[NcclWork]) -> None:
+    """Abort on a thread of its own, which keeps Works' arrays meanwhile."""
+    abort()
+    aborted.set()
+
+
+def _is_over(work: NcclWork) -> bool:
+    """Return whether no launch of a Work touches arrays any more."""
+    try:
+        return not work.event or event_done(work.event)
+    except CudaError:  # the device has failed
+        return True
 
 
 def _has_ended(work: NcclWork) -> bool:

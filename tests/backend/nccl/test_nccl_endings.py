@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from device_ranks import LONG, after, full, once, ones, value
 from emulated import emulated_ranks, needs_emulators
+from ending_ranks import ENDINGS as AMONG_RANKS
+from ending_ranks import groups_end_in_any_order
 
 import nc10d as dist
 from nc10d.backend.nccl.backend import NcclBackend
 from nc10d.errors import Aborted, CollectiveTimeout, NCCLError
 from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import premul_sum
+from nc10d.testing.ranks import Ranks
 
 pytestmark = needs_emulators
 
@@ -109,3 +112,19 @@ ENDINGS = [
 def test_groups_end_by_their_laws(law: Callable[..., None], faults: str) -> None:
     with emulated_ranks(NC10D_EMULATED_FAULTS=faults, NC10D_NCCL_NONBLOCKING="0") as ranks:
         ranks.run(law)
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Ranks]:
+    with emulated_ranks() as ranks:
+        yield ranks
+
+
+@pytest.mark.parametrize("law", AMONG_RANKS, ids=lambda law: law.__name__)
+def test_groups_end_among_ranks(two: Ranks, law: Callable[..., None]) -> None:
+    two.run(law)
+
+
+def test_groups_end_in_any_order() -> None:
+    with emulated_ranks() as ranks:
+        ranks.run(groups_end_in_any_order)

@@ -134,7 +134,8 @@ CUresult cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus *status, 
 CUresult cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *number, CUgraph *graph,
                                 const CUgraphNode **after, size_t *count) {
 #endif
-  REQUIRE(!after && !count, CUDA_ERROR_NOT_SUPPORTED);
+  if (after) *after = NULL; /* a graph here is a list: nothing asks for its edges */
+  if (count) *count = 0;
   CUresult result = cuStreamIsCapturing(handle, status);
   REQUIRE(result == CUDA_SUCCESS && *status == CU_STREAM_CAPTURE_STATUS_ACTIVE, result);
   CUgraph found = cuemu_stream(handle)->graph;

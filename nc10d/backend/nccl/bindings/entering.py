@@ -25,9 +25,13 @@ CALLS, RECORDS = 512, 64
 BOARD_NUMBER, BOARD_CALLS = 0, 64  # the latest call's number; the calls
 BOARD_RECORDS = BOARD_CALLS + 16 * CALLS
 BOARD_BYTES = BOARD_RECORDS + at.RECORD_BYTES * RECORDS
-NEW_SITE, DIFFERS = 99, 100
-"""Answers: 0, NEW_SITE (nothing has happened), or DIFFERS + a peer's index. None is a code from
-NCCL, and all are less than native.SCALE."""
+LINKED = 16
+"""How many of a link's latest messages are compared."""
+LINK_BYTES = 8 + 24 * LINKED
+"""A link's part of a board, behind the calls: whether a graph has messages there, then messages."""
+TAGS_DIFFER, NEW_SITE, DIFFERS = 98, 99, 100
+"""Answers: 0, TAGS_DIFFER, NEW_SITE (nothing has happened), or DIFFERS + a peer's index. None is a
+code from NCCL, and all are less than native.SCALE."""
 
 # A caller: a rank's launches of collectives, or of messages. The word for the table of sites lies
 # where `nc10d_site` expects that word in a channel.
@@ -44,6 +48,10 @@ CALLER_SITES = at.C_SITES
     CALLER_PEERS,
     CALLER_PEER,  # for each peer: address of the word with the board's place, the arena's base
 ) = range(CALLER_SITES + 8, CALLER_SITES + 11 * 8, 8)
+
+# A link between two ranks: its part of this rank's board; the address of the word with the place of
+# the peer's board, the arena's base, and the link's offset there; messages so far.
+LINK_OWN, LINK_WORD, LINK_BASE, LINK_OFFSET, LINK_NUMBER = range(0, 5 * 8, 8)
 
 # A call: its fingerprint, then its text.
 CALL_TEXT = 8
@@ -105,4 +113,28 @@ def nc10d_nccl_enter(caller, call):  # type: ignore[no-untyped-def]
             other = load_acquire(theirs + 8) != chain
             if same and other and load_acquire(theirs) == number:
                 return DIFFERS + peer
+    return 0
+
+
+@compiled_callback("int64(int64, int64, int64)")
+def nc10d_nccl_link(link, tag, nbytes):  # type: ignore[no-untyped-def]
+    """Number a message on its link, and compare it with the peer's; see TAGS_DIFFER."""
+    number = load(link + LINK_NUMBER) + 1
+    store(link + LINK_NUMBER, number)
+    own, place = load(link + LINK_OWN), load_acquire(load(link + LINK_WORD))
+    at_slot = 8 + 24 * (number & (LINKED - 1))
+    store_release(own + at_slot, 0)
+    store_release(own + at_slot + 8, tag)
+    store_release(own + at_slot + 16, nbytes)
+    exchange(own + at_slot, number)  # a full fence, as above
+    if place == 0:
+        return 0
+    theirs = load(link + LINK_BASE) + place - 1 + load(link + LINK_OFFSET)
+    if load_acquire(own) != 0 or load_acquire(theirs) != 0:
+        return 0
+    slot = theirs + at_slot
+    same = load_acquire(slot) == number
+    other = load_acquire(slot + 8) != tag or load_acquire(slot + 16) != nbytes
+    if same and other and load_acquire(slot) == number:
+        return TAGS_DIFFER
     return 0

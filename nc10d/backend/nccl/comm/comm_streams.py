@@ -1,24 +1,25 @@
 """Communicators with a stream each: for a group's collectives, and for each link.
 
-A link is a direction between two ranks for a tag. A communicator executes in order; because links
-have their own communicators, messages overtake collectives and each other, and both ranks may send
-first. A communicator is formed at its first use, on its own thread: other ranks may arrive later,
-after operations that this rank has to do first. Launches meanwhile are deferred until the
-communicator is formed.
+A link is a direction between two ranks. A communicator executes in order; because links have their
+own communicators, messages overtake collectives, and both ranks may send or receive first. With
+NcclOptions(communicator_per_tag=True) each tag has a link of its own. A communicator is formed at
+its first use, on its own thread: other ranks may arrive later, after operations that this rank has
+to do first. Launches meanwhile are deferred until the communicator is formed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from nc10d.backend.nccl.bindings.library import Library
-from nc10d.backend.nccl.comm.communicator import Communicator
+from nc10d.backend.nccl.comm.communicator import Communicator, abort_all
 from nc10d.backend.nccl.comm.options import NcclOptions
 from nc10d.backend.shared_board import GroupMessages, SharedBoard
-from nc10d.base.deadline import Deadline
+from nc10d.base.deadline import NEVER, Deadline
 from nc10d.base.signal_errors import Event, Thread
 from nc10d.base.text import ranks_text
 from nc10d.base.wait_report import WaitReport
@@ -26,7 +27,7 @@ from nc10d.cuda.driver import EventPool, on_device
 from nc10d.cuda.streams import Stream
 from nc10d.errors import DistError, RendezvousError
 from nc10d.ops import Op, Recv, Send
-from nc10d.store.arrival import arrive
+from nc10d.store.arrival import arrive, wait_for_keys
 from nc10d.store.base import Store
 from nc10d.store.prefix import PrefixStore
 
@@ -36,6 +37,7 @@ WINDOWS = "windows"
 """The name of the communicator for a group's one-sided operations, which wait for signals."""
 _OLD = "old"  # in the store: a communicator grows, and which ranks that one has
 _GO = "go"
+_SLICE = 0.2  # seconds between looks at the group while the ranks meet at their end
 
 
 class Parent(NamedTuple):
@@ -69,10 +71,9 @@ class NcclGroup(NamedTuple):
 class CommStream:
     """A communicator with its stream; `queue` holds the launches deferred until it is formed."""
 
-    def __init__(self, name: str, rank: int, size: int, stream: Stream, event: int) -> None:
+    def __init__(self, name: str, ranks: Sequence[int], stream: Stream, event: int) -> None:
         self.name = name
-        self.rank = rank
-        self.size = size
+        self.ranks = ranks  # of the group
         self.event = event
         self.comm: Communicator | None = None
         self.queue: deque[Any] = deque()
@@ -113,13 +114,11 @@ class CommStreams:
     def settled(self) -> list[CommStream]:
         """Return the formed communicators by name, once no communicator is forming any more.
 
-        The names' order is the same on all ranks. No operation is in flight, so a communicator's
-        ranks have all formed it, or are about to.
+        No operation is in flight, so a communicator's ranks have all formed it, or are about to.
         """
-        each = sorted(self.all(), key=lambda comm_stream: comm_stream.name)
-        for comm_stream in each:
+        for comm_stream in self.all():
             comm_stream.settled.wait()
-        return [comm_stream for comm_stream in each if comm_stream.comm is not None]
+        return self._formed_streams()
 
     def find(self, name: str) -> CommStream | None:
         """Return a communicator by name, None if not used yet."""
@@ -127,22 +126,20 @@ class CommStreams:
 
     def of(self, op: Op, deadline: Deadline) -> CommStream:
         """Return an operation's communicator; begins to form a new one, until `deadline`."""
-        if isinstance(op, Send):
-            return self._link(self._group.rank, op.peer, op.tag, deadline)
-        if isinstance(op, Recv):
+        if isinstance(op, (Send, Recv)):
             assert op.peer is not None, "a receive from any rank has been refused"
-            return self._link(op.peer, self._group.rank, op.tag, deadline)
-        return self.get(COLLECTIVES, self._group.rank, self._group.size, deadline)
+            here, there = self._group.rank, op.peer
+            src, dst = (here, there) if isinstance(op, Send) else (there, here)
+            tag = f"-{op.tag}" if self._group.options.communicator_per_tag else ""
+            return self.get(f"{src}-{dst}{tag}", (src, dst), deadline)
+        return self.get(COLLECTIVES, range(self._group.size), deadline)
 
-    def _link(self, src: int, dst: int, tag: int, deadline: Deadline) -> CommStream:
-        return self.get(f"{src}-{dst}-{tag}", int(dst == self._group.rank), 2, deadline)
-
-    def get(self, name: str, rank: int, size: int, deadline: Deadline) -> CommStream:
+    def get(self, name: str, ranks: Sequence[int], deadline: Deadline) -> CommStream:
         """Return a communicator by name; begins to form a new one."""
         comm_stream = self._comm_streams.get(name)
         if comm_stream is None:
             stream = Stream(self._pool.device, self._group.options.high_priority)
-            comm_stream = CommStream(name, rank, size, stream, self._pool.take())
+            comm_stream = CommStream(name, ranks, stream, self._pool.take())
             self._comm_streams[name] = comm_stream
             arguments, thread_name = (comm_stream, deadline), f"nc10d-nccl-form-{name}"
             Thread(
@@ -170,7 +167,8 @@ class CommStreams:
         try:
             name = f"group {self._group.name!r}, nccl communicator {comm_stream.name!r}"
             keys = PrefixStore(comm_stream.name, store)
-            rank, size, library = comm_stream.rank, comm_stream.size, self._group.library
+            ranks, library = comm_stream.ranks, self._group.library
+            rank, size = ranks.index(self._group.rank), len(ranks)
             parent = self._group.parent if comm_stream.name == COLLECTIVES else None
             check = self._group.check
             if parent is not None:
@@ -191,19 +189,48 @@ class CommStreams:
         """Abort all communicators and the operations on them; blocks until NCCL has done so."""
         # A communicator that is being formed is aborted once formed. Deferred launches are dropped.
         self._ended = True
-        for comm in self._communicators():
-            comm.abort()
         for comm_stream in self.all():
             comm_stream.queue.clear()
+        abort_all([comm_stream.formed for comm_stream in self._formed_streams()])
 
-    def close(self) -> None:
-        """Close all communicators; no operation is in flight."""
+    def leave(self) -> None:
+        """Tell the communicators' other ranks, which may wait in `close`, that they end here."""
         self._ended = True
-        for comm in self._communicators():
-            comm.close()
+        with contextlib.closing(self._group.store.clone()) as store:
+            for comm_stream in self._formed_streams():
+                store.set(_end_key(comm_stream, self._group.rank), "")
 
-    def _communicators(self) -> list[Communicator]:
-        return [comm_stream.comm for comm_stream in self.all() if comm_stream.comm is not None]
+    def close(self, check: Callable[[], None]) -> None:
+        """Close all communicators, after all their ranks have left; no operation is in flight.
+
+        NCCL's destroy waits for the other ranks of a node (its guide, ncclCommDestroy), so the
+        ranks meet in the store first. `check` is called meanwhile; an error that it raises, and one
+        of the store, leaves the communicators open.
+        """
+        self.leave()
+        group, formed = self._group, self._formed_streams()
+        ends = [(_end_key(each, rank), rank) for each in formed for rank in each.ranks]
+        report = WaitReport(f"rank {group.rank} of {group.size}", NEVER)
+        with contextlib.closing(group.store.clone()) as store:
+
+            def missing() -> str:
+                absent = sorted({rank for key, rank in ends if not store.check([key])})
+                return f"{ranks_text(absent)} did not destroy group {group.name!r}"
+
+            while not wait_for_keys(store, [key for key, _ in ends], _SLICE):
+                check()
+                report.look(missing)
+        for comm_stream in formed:
+            comm_stream.formed.close()
+
+    def _formed_streams(self) -> list[CommStream]:
+        """Return the formed communicators by name, which is the same order on all ranks."""
+        each = sorted(self.all(), key=lambda comm_stream: comm_stream.name)
+        return [comm_stream for comm_stream in each if comm_stream.comm is not None]
+
+
+def _end_key(comm_stream: CommStream, rank: int) -> str:
+    return f"{comm_stream.name}/end/{rank}"
 
 
 def meet(

@@ -14,14 +14,15 @@ import contextlib
 import ctypes
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Protocol
 
 from nc10d.backend.nccl.bindings.header_table import CONSTANTS, ENUMS
 from nc10d.backend.nccl.bindings.library import IN_PROGRESS, Library, UniqueId
 from nc10d.backend.nccl.comm.options import NCCLConfig, as_struct
-from nc10d.base.deadline import Deadline
+from nc10d.base.deadline import NEVER, Deadline
 from nc10d.base.signal_errors import Event, Thread
 from nc10d.base.text import in_seconds
 from nc10d.errors import CollectiveTimeout, DistError, GroupClosed, UnsupportedPlatform
@@ -31,6 +32,8 @@ UNTIL_ABORT_ANYWAY = 1.0
 """Seconds that an abort waits for a thread that is in NCCL."""
 MOST_OPERATORS = 16
 """Operators of PREMUL_SUM that a communicator keeps: a dynamic loss scale has ever new factors."""
+_GROUPED_ABORT = (2, 22, 0)
+"""The release from which NCCL groups aborts."""
 _no_event = Event()
 
 OnDevice = Callable[[], AbstractContextManager[None]]
@@ -238,26 +241,56 @@ class Communicator:
         return value.value
 
     def close(self) -> None:
-        """Destroy it after its operations have ended; idempotent. Other ranks need not call."""
-        with self.lock:
-            handle, self._handle = self._handle, None
-            if handle is not None:
-                with self.enter():
-                    self.library.function("ncclCommDestroy")(handle)
+        """Destroy it after its operations have ended; idempotent.
+
+        Blocks until all its ranks on this node have called or have ended (NCCL's proxy.cc).
+        """
+        handle = self._taken(NEVER)
+        if handle is not None:
+            with self.enter():
+                self.library.function("ncclCommDestroy")(handle)
 
     def abort(self) -> None:
         """Destroy the communicator now, aborting its operations; idempotent, from any thread."""
-        # Waits at most a second for a thread that is inside NCCL with this communicator: if that
-        # thread is stuck, only the abort frees it.
-        owned = self.lock.acquire(timeout=UNTIL_ABORT_ANYWAY)
-        try:
-            handle, self._handle = self._handle, None
-            if handle is not None:
-                with self.enter():
-                    self.library.function("ncclCommAbort")(handle)
-        finally:
-            if owned:
-                self.lock.release()
+        abort_all([self])
+
+    def _taken(self, deadline: Deadline) -> int | None:
+        """Take the handle, after which no thread enters NCCL; waits for one inside until then."""
+        owned = self.lock.acquire(timeout=min(deadline.remaining(), threading.TIMEOUT_MAX))
+        handle, self._handle = self._handle, None
+        if owned:
+            self.lock.release()
+        return handle
+
+
+def abort_all(communicators: Sequence[Communicator]) -> None:
+    """Abort communicators of one device at once; blocks until NCCL has freed their memory."""
+    # Freeing waits for every kernel on the device. So no abort returns while another of these
+    # communicators has a kernel that spins (pytorch's PR 150690); an abort first stops its own.
+    # Waits at most a second for threads that are inside NCCL: if a thread is stuck, only the abort
+    # frees it.
+    deadline = Deadline.after(UNTIL_ABORT_ANYWAY)
+    taken = [(comm, comm._taken(deadline)) for comm in communicators]
+    aborts = [partial(_abort, comm, handle) for comm, handle in taken if handle is not None]
+    if not aborts:
+        return
+    library = communicators[0].library
+    if library.version >= _GROUPED_ABORT:
+        library.function("ncclGroupStart")()
+        for abort in aborts:
+            abort()
+        library.function("ncclGroupEnd")()
+        return
+    threads = [Thread(target=abort, name="nc10d-nccl-abort", daemon=True) for abort in aborts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _abort(comm: Communicator, handle: int) -> None:
+    with comm.enter():
+        comm.library.function("ncclCommAbort")(handle)
 
 
 class UsesOperators(Protocol):

@@ -128,6 +128,11 @@ class NcclOptions:
     streams with the device's highest priority. With `timing`, `Work.duration` is the time on the
     device, in seconds.
 
+    Messages from a rank to another are received in the order of their sends, and a pair of calls
+    with different tags is a CollectiveMismatch. With `communicator_per_tag`, on all ranks, each tag
+    has a communicator of its own, which costs device memory and time to form; then messages with
+    different tags are received in any order.
+
     With `grow_from`, a group whose ranks are the new group's first ranks, the new group's
     communicator grows out of that group's (ncclCommGrow, NCCL 2.29.2). All ranks in that group pass
     `grow_from`, and new ranks do not. The old group has been used, has nothing in flight
@@ -137,6 +142,7 @@ class NcclOptions:
     config: NCCLConfig = field(default_factory=NCCLConfig)
     high_priority: bool = False
     timing: bool = False
+    communicator_per_tag: bool = False
     grow_from: object = None
 
 

@@ -18,6 +18,7 @@ from nc10d.backend.cpu.native import offsets as at
 from nc10d.backend.nccl.bindings import entering
 from nc10d.backend.nccl.comm.comm_streams import NcclGroup
 from nc10d.backend.nccl.launch.compared_call import CallText
+from nc10d.backend.nccl.launch.message_links import MessageLinks
 from nc10d.backend.shared_board import SharedBoard
 from nc10d.base.call_site import called
 from nc10d.base.deadline import monotonic_ns
@@ -69,7 +70,9 @@ class CallBoard:
 
     def __init__(self, group: NcclGroup) -> None:
         self._group = group
-        self._board = board = group.share_board(entering.BOARD_BYTES)
+        nbytes = entering.BOARD_BYTES + 2 * group.size * entering.LINK_BYTES
+        self._board = board = group.share_board(nbytes)
+        self.links = MessageLinks(group, board)
         self._log = CallLog()
         self._log_words = self._log.bytes.data.cast("q")
         self._entries = array("q", [0])
@@ -143,7 +146,7 @@ class CallBoard:
             told = None if peer == rank else messages.value(f"{_KEY}/{peer}")
             if told is not None and (error := self._compare(board, peer, told)) is not None:
                 return error
-        return None
+        return self.links.compare_hosts(messages)
 
     def _compare(self, board: SharedBoard, peer: int, told: str) -> CollectiveMismatch | None:
         number, chain, where = told.split(" ", 2)

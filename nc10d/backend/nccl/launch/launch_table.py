@@ -171,6 +171,12 @@ class TableRows:
         self.words.extend((function, count, mark, *arguments, *_PAD[count:]))
         self.count += 1
 
+    def of_operation(self, place: int, row: Row) -> None:
+        """Add a call that belongs to an operation, if there is one."""
+        if row:
+            self.places.append((self.count, [place]))
+            self.add(*row)
+
     def extend(self, rows: Iterable[Row]) -> None:
         """Add calls that belong to no operation."""
         for row in rows:

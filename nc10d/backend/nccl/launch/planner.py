@@ -229,7 +229,13 @@ class LaunchPlanner:
                     for side in (0, 1)
                 )
                 groups.append(Grouped(placed, *around))
-        body, kept = grouped(groups, comm_streams), (copies.kept, room)
+        calls_body, kept = grouped(groups, comm_streams), (copies.kept, room)
+
+        def body(rows: TableRows) -> None:
+            for place, op in enumerate(ops):
+                rows.of_operation(place, self.board.links.row(op))
+            calls_body(rows)
+
         return self._table_of(CallText(compared(ops)), comm_streams, before, body, kept)
 
     def _table_of(

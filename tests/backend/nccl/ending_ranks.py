@@ -1,0 +1,225 @@
+"""Laws of groups on NCCL that end: stuck communicators, live graphs, ranks that come late."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from device_ranks import LONG, after, device, full, once, ones, value
+
+import nc10d as dist
+from nc10d import cuda
+from nc10d.backend.nccl import backend as nccl_backend
+from nc10d.base import wait_report
+from nc10d.cuda.driver import call, driver
+from nc10d.errors import Aborted, DistError, GroupClosed
+from nc10d.group.process_group import ProcessGroup
+
+SOON = 4.0
+"""Seconds: less than the patience after which waiters raise whatever NCCL does."""
+
+
+def used(group: ProcessGroup) -> ProcessGroup:
+    """Return a new group that has a communicator, and nothing in flight."""
+    made = dist.new_group(range(group.size))
+    assert isinstance(made, ProcessGroup)
+    x = ones(group)
+    made.all_reduce(x)
+    assert value(x) == group.size
+    return made
+
+
+def threads_end(*names: str) -> None:
+    """Wait until NCCL has let go: its calls run on threads that end then."""
+    for thread in threading.enumerate():
+        if thread.name.startswith(names):
+            thread.join(LONG)
+            assert not thread.is_alive(), thread.name
+
+
+class _Lines(logging.Handler):
+    """Collects warnings as texts."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+@contextlib.contextmanager
+def told() -> Iterator[list[str]]:
+    """Yield what nc10d warns of meanwhile."""
+    handler, logger = _Lines(), logging.getLogger("nc10d")
+    logger.addHandler(handler)
+    try:
+        yield handler.lines
+    finally:
+        logger.removeHandler(handler)
+
+
+def stuck_communicators_are_aborted_together(group: ProcessGroup) -> None:
+    """An abort frees memory, which waits for the other communicator's kernel."""
+    mine, x, y = used(group), ones(group), ones(group)
+    if group.rank:
+        mine.recv(y, 0)
+        after(group, "aborted")
+    else:
+        mine.send(y, 1)
+        works = [mine.all_reduce(x, async_op=True), mine.isend(y, 1)]
+        begin = time.monotonic()
+        mine.abort("enough")
+        for work in works:
+            with pytest.raises(Aborted, match="enough"):
+                work.wait_blocking(LONG)
+        assert time.monotonic() - begin < SOON
+        once(group, "aborted")
+    threads_end("nc10d-nccl-abort")
+    dist.destroy_process_group(mine)
+
+
+def captured(group: ProcessGroup, x: cuda.DeviceArray) -> list[object]:
+    """Return a CUDA graph with an all_reduce, and its instance."""
+    mine = cuda.Stream(device(group))
+    mode = driver().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+    with cuda.on_device(device(group)), cuda.stream(mine):
+        call("cuStreamBeginCapture", mine.handle, mode)
+        group.all_reduce(x)
+        graph = call("cuStreamEndCapture", mine.handle)
+        return [graph, call("cuGraphInstantiate", graph, 0)]
+
+
+def forget(graphs: list[object]) -> None:
+    call("cuGraphDestroy", graphs[0])
+    call("cuGraphExecDestroy", graphs[1])
+
+
+def live_graphs_are_named_and_hold_no_waiter(group: ProcessGroup) -> None:
+    """NCCL keeps an aborted communicator until its last graph is gone."""
+    mine, x = used(group), ones(group)
+    backend = mine.backend("cuda")
+    assert isinstance(backend, nccl_backend.NcclBackend)
+    graphs = captured(mine, x)
+    if group.rank:
+        after(group, "aborted")
+    else:
+        work = mine.all_reduce(x, async_op=True)
+        begin = time.monotonic()
+        mine.abort("enough")
+        with pytest.raises(Aborted, match="enough") as caught:
+            work.wait_blocking(LONG)
+        assert time.monotonic() - begin < SOON
+        (note,) = caught.value.__notes__
+        assert "1 captured CUDA graph of group" in note
+        once(group, "aborted")
+    with pytest.raises(DistError, match="enough"):
+        backend._failure.check_peers()  # an idle rank learns at its next call
+    assert backend._failure.over.wait(LONG)
+    held = [thread for thread in threading.enumerate() if thread.name == "nc10d-nccl-abort"]
+    assert held
+    forget(graphs)
+    threads_end("nc10d-nccl-abort")
+    dist.destroy_process_group(mine)
+
+
+def destroying_with_live_graphs_does_not_wait(group: ProcessGroup) -> None:
+    mine, x = used(group), ones(group)
+    graphs = captured(mine, x)
+    with told() as lines:
+        begin = time.monotonic()
+        dist.destroy_process_group(mine)
+        assert time.monotonic() - begin < SOON
+    assert "1 captured CUDA graph of group" in lines[0]
+    forget(graphs)
+    threads_end("nc10d-nccl-end")
+
+
+def what_a_graph_uses_goes_with_it(group: ProcessGroup) -> None:
+    mine, x = used(group), ones(group)
+    backend = mine.backend("cuda")
+    assert isinstance(backend, nccl_backend.NcclBackend)
+    graphs = backend.started.graphs
+    for count in range(1, 3):
+        first, second = captured(mine, x), captured(mine, x)
+        assert graphs.alive == 2
+        forget(first)
+        assert graphs.alive == 1
+        forget(second)
+        assert graphs.alive == 0
+        assert len(graphs._launches) == 2, count  # the earlier ones' are gone
+    dist.destroy_process_group(mine)
+
+
+def ranks_meet_before_a_group_is_destroyed(group: ProcessGroup) -> None:
+    """NCCL's destroy waits for the other ranks of a node."""
+    mine = used(group)
+    if group.rank:
+        after(group, "waits")
+        mine.close()
+    else:
+        ends = threading.Thread(target=mine.close)
+        with told() as lines:
+            ends.start()
+            once(group, "waits")
+            ends.join(LONG)
+        assert not lines
+    threads_end("nc10d-nccl-end")
+
+
+def a_late_rank_is_named_and_waited_for_in_the_background(group: ProcessGroup) -> None:
+    mine = used(group)
+    if group.rank:
+        after(group, "left")
+    else:
+        with pytest.MonkeyPatch.context() as patch, told() as lines:
+            patch.setattr(nccl_backend, "_CLOSE_PATIENCE", 0.5)
+            patch.setattr(wait_report, "FIRST_SECONDS", 0.1)
+            mine.close()
+        assert f"rank 1 did not destroy group {mine.name!r}" in lines[0]
+        assert f"group {mine.name!r} keeps its communicators" in lines[-1]
+        once(group, "left")
+    mine.close()
+    threads_end("nc10d-nccl-end")
+
+
+def a_rank_with_work_in_flight_holds_no_other_up(group: ProcessGroup) -> None:
+    """It aborts, and says so to ranks whose work has ended."""
+    mine = used(group)
+    if group.rank:
+        work = mine.irecv(full(group, 0.0), 0)
+        mine.close()
+        with pytest.raises(GroupClosed):
+            work.wait_blocking()
+    else:
+        with told() as lines:
+            mine.close()
+        assert not lines
+    threads_end("nc10d-nccl-end")
+
+
+def groups_end_in_any_order(group: ProcessGroup) -> None:
+    """A dropped group ends with the default group: on some ranks after groups that were kept."""
+    first, second = used(group), used(group)
+    if group.rank:
+        del first
+    else:
+        del second
+    with told() as lines:
+        dist.destroy_process_group()
+    assert not lines
+
+
+ENDINGS = [
+    stuck_communicators_are_aborted_together,
+    live_graphs_are_named_and_hold_no_waiter,
+    destroying_with_live_graphs_does_not_wait,
+    what_a_graph_uses_goes_with_it,
+    ranks_meet_before_a_group_is_destroyed,
+    a_late_rank_is_named_and_waited_for_in_the_background,
+    a_rank_with_work_in_flight_holds_no_other_up,
+]

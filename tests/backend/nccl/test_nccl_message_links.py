@@ -1,0 +1,190 @@
+"""Messages between two ranks: a communicator for each direction, tags compared on the host."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from device_ranks import LONG, device, full, value
+from emulated import emulated_ranks, emulators, needs_emulators
+
+import nc10d as dist
+from nc10d import cuda
+from nc10d.backend.nccl.backend import NcclBackend
+from nc10d.backend.nccl.comm.options import NcclOptions
+from nc10d.cuda.driver import call, driver
+from nc10d.errors import CollectiveMismatch
+from nc10d.group.process_group import ProcessGroup
+from nc10d.testing.ranks import Ranks
+
+pytestmark = needs_emulators
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Ranks]:
+    with emulated_ranks() as ranks:
+        yield ranks
+
+
+def names(group: ProcessGroup) -> set[str]:
+    """Return the names of the group's communicators on this rank."""
+    backend = group.backend("cuda")
+    assert isinstance(backend, NcclBackend)
+    return {comm_stream.name for comm_stream in backend.started.comm_streams.all()}
+
+
+def exchange(group: ProcessGroup, tags: list[int]) -> None:
+    """Receive first, on both ranks, then send, a message for each tag."""
+    peer = 1 - group.rank
+    got = [full(group, -1.0) for _ in tags]
+    works = [group.irecv(x, peer, tag=tag) for x, tag in zip(got, tags, strict=True)]
+    works += [group.isend(full(group, float(tag)), peer, tag=tag) for tag in tags]
+    for work in works:
+        work.wait_blocking(LONG)
+    assert [value(x) for x in got] == [float(tag) for tag in tags]
+
+
+def tags_share_a_communicator_for_each_direction(group: ProcessGroup) -> None:
+    mine = dist.new_group()
+    assert isinstance(mine, ProcessGroup)
+    exchange(mine, list(range(40)))
+    assert names(mine) == {"0-1", "1-0"}
+    dist.destroy_process_group(mine)
+
+
+def sent_or_received(group: ProcessGroup, count: int, tag: int) -> None:
+    """Send a message from rank 0 to rank 1, and wait for its end."""
+    x = full(group, 0.0, count)
+    start = group.irecv if group.rank else group.isend
+    start(x, 1 - group.rank, tag=tag).wait_blocking(LONG)
+    group.barrier()
+
+
+def other_tags_are_refused(group: ProcessGroup) -> None:
+    """The later rank sees the difference, and both raise the same error."""
+    mine = dist.new_group()
+    assert isinstance(mine, ProcessGroup)
+    exchange(mine, [3, 3])
+    with pytest.raises(CollectiveMismatch) as caught:
+        sent_or_received(mine, 100, tag=4 + group.rank)
+    text = str(caught.value)
+    assert "ranks disagree on message #3 on devices" in text
+    assert "rank 0 sends 400 bytes with tag 4" in text
+    assert "rank 1 receives 400 bytes with tag 5" in text
+    assert "NcclOptions(communicator_per_tag=True)" in text
+    dist.destroy_process_group(mine)
+
+
+def other_sizes_are_refused(group: ProcessGroup) -> None:
+    mine = dist.new_group()
+    assert isinstance(mine, ProcessGroup)
+    with pytest.raises(CollectiveMismatch, match="sends 32 bytes with tag 0, rank 1 receives 36"):
+        sent_or_received(mine, 8 + group.rank, tag=0)
+    dist.destroy_process_group(mine)
+
+
+def tags_on_request_are_received_in_any_order(group: ProcessGroup) -> None:
+    options = {"nccl": NcclOptions(communicator_per_tag=True)}
+    mine = dist.new_group(pg_options=options)
+    assert isinstance(mine, ProcessGroup)
+    if group.rank:
+        for tag in (2, 1):
+            x = full(group, 0.0)
+            mine.recv(x, 0, tag=tag)
+            assert value(x) == float(tag)
+    else:
+        works = [mine.isend(full(group, float(tag)), 1, tag=tag) for tag in (1, 2)]
+        for work in works:
+            work.wait_blocking(LONG)
+    assert names(mine) == {"0-1-1", "0-1-2"}
+    dist.destroy_process_group(mine)
+
+
+def graphs_with_messages_are_not_compared(group: ProcessGroup) -> None:
+    """A rank repeats a captured send; the other receives call by call."""
+    mine = dist.new_group()
+    assert isinstance(mine, ProcessGroup)
+    exchange(mine, [1])
+    x, stream = full(group, 7.0), cuda.Stream(device(group))
+    if group.rank:
+        for tag in (5, 5, 5, 6):
+            mine.recv(x, 0, tag=tag)
+            assert value(x) == 7.0
+    else:
+        mode = driver().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        with cuda.on_device(device(group)), cuda.stream(stream):
+            call("cuStreamBeginCapture", stream.handle, mode)
+            mine.send(x, 1, tag=5)
+            graph = call("cuStreamEndCapture", stream.handle)
+            runs = call("cuGraphInstantiate", graph, 0)
+            for _ in range(3):
+                call("cuGraphLaunch", runs, stream.handle)
+            mine.send(x, 1, tag=6)
+            stream.synchronize()
+            call("cuGraphDestroy", graph)
+            call("cuGraphExecDestroy", runs)
+    dist.destroy_process_group(mine)
+
+
+LAWS = [
+    tags_share_a_communicator_for_each_direction,
+    other_tags_are_refused,
+    other_sizes_are_refused,
+    tags_on_request_are_received_in_any_order,
+    graphs_with_messages_are_not_compared,
+]
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+def test_laws_of_messages(two: Ranks, law: Callable[[ProcessGroup], None]) -> None:
+    two.run(law)
+
+
+@pytest.mark.parametrize("count", [2, 8, 40])
+def test_both_ranks_may_receive_first_whatever_the_tags(count: int) -> None:
+    """A GPU has few hardware queues, and streams that share a queue wait for each other."""
+    with emulated_ranks(NC10D_EMULATED_QUEUES="8") as ranks:
+        ranks.run(exchange, [list(range(count))] * 2)
+
+
+ACROSS_HOSTS = """
+import sys
+import numpy as np
+import nc10d as dist
+from nc10d import cuda
+
+rank = int(sys.argv[1])
+dist.init_process_group(init_method=sys.argv[2], rank=rank, world_size=2, timeout=30.0)
+x = cuda.to_device(np.zeros(8, np.float32), rank)
+for tag in (1, 2, 3 + rank):
+    if rank:
+        dist.recv(x, 0, tag=tag)
+    else:
+        dist.send(x, 1, tag=tag)
+try:
+    dist.irecv(x, 1 - rank, tag=9).wait_blocking()  # pending: nobody sends
+except dist.CollectiveMismatch as error:
+    print(error)
+"""
+
+
+def test_hosts_compare_their_messages_while_operations_are_pending(tmp_path: Path) -> None:
+    with emulators():
+        started = [
+            subprocess.Popen(
+                [sys.executable, "-c", ACROSS_HOSTS, str(rank), f"file://{tmp_path}/store"],
+                env={**os.environ, "NC10D_HOST_ID": host},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank, host in enumerate("ab")
+        ]
+    texts = [process.communicate(timeout=100)[0] for process in started]
+    assert texts[0] == texts[1]
+    assert "ranks disagree on message #3 on devices" in texts[0]
+    assert "with tag 3" in texts[0]
+    assert "with tag 4" in texts[0]
