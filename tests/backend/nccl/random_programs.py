@@ -174,6 +174,7 @@ class Runner:
         self.streams += [PER_THREAD, LEGACY]
         self.arrays = [cuda.to_device(initial(rank, n), self.device) for n in range(len(LENGTHS))]
         self._last: dict[object, Any] = {}  # the Work, or a stream's handle, that used a place last
+        self._works: list[Any] = []
         self._graphs: list[Any] = []
 
     def run(self) -> list[Array]:
@@ -189,6 +190,8 @@ class Runner:
                 self._order(place, self.streams[0])
             call("cuStreamSynchronize", self.streams[0])
             call("cuStreamDestroy", self._blocking)
+        for work in self._works:  # a failed one has let the stream go on, too
+            work.wait_blocking()
         found = [cuda.to_host(x) for x in self.arrays]
         for destroy, handle in self._graphs:
             call(destroy, handle)
@@ -243,6 +246,7 @@ class Runner:
 
     def _done(self, step: Step, work: Any, way: Way, stream: int) -> None:
         """Wait on the stream, or leave that to the next use."""
+        self._works.append(work)
         if not way.later:
             with cuda.stream(stream):
                 work.wait()
@@ -274,6 +278,7 @@ class Runner:
                 for inner in step.inner:
                     self._started(inner, False)
             for work in block.works:
+                self._works.append(work)
                 work.wait()
         for place in self._places(step):
             self._last[place] = stream
@@ -291,9 +296,7 @@ class Runner:
                 with group.coalescing_manager(async_ops=True) as block:
                     group.irecv(y, peer, step.tag)
                     group.isend(x, peer, step.tag)
-                for work in block.works[:-1]:
-                    work.wait()
-                work = block.works[-1]
+                (work,) = block.works
         self._done(step, work, way, stream)
 
     def _graph(self, step: Step, way: Way, stream: int) -> None:
