@@ -6,6 +6,7 @@ import functools
 import re
 
 from nc10d.cuda.driver import call, driver, on_device
+from nc10d.cuda.streams import relax_capture_mode
 from nc10d.errors import CudaError
 
 _UNSUPPORTED_PTX = 222
@@ -29,11 +30,18 @@ def capability(device: int) -> tuple[int, int]:
 
 @functools.cache
 def load_kernel(device: int, ptx: str) -> int:
-    """Return the driver's handle of the kernel in a PTX text, which stays loaded."""
+    """Return the driver's handle of the kernel in a PTX text, which stays loaded.
+
+    Also while a graph is captured: loading may allocate memory.
+    """
     name = re.search(r"\.visible \.entry (\w+)\(", ptx)
     assert name, "NVVM made no kernel"
-    with on_device(device):
-        return int(call("cuModuleGetFunction", _loaded(ptx), name[1].encode()))
+    before = relax_capture_mode()
+    try:
+        with on_device(device):
+            return int(call("cuModuleGetFunction", _loaded(ptx), name[1].encode()))
+    finally:
+        call("cuThreadExchangeStreamCaptureMode", before)
 
 
 def _loaded(ptx: str) -> object:

@@ -2,10 +2,10 @@
 
 Contract: as `packing`, for the same arrays on a single device, many times. Tables on the device
 list the copies; they are written again when an array has moved, as gradients do in each pass where
-they are set to None. A call enqueues a kernel on
-the current stream (of `nc10d.cuda`) and does not block, except to allocate the tables the first
-time. Casts are between real floats of at most 32 bits. The caller keeps the arrays alive and in
-place.
+they are set to None. A call enqueues a kernel on the current stream (of `nc10d.cuda`) and does not
+block, except to allocate the tables the first time, and for each launch in a graph, which has
+tables of its own. Casts are between real floats of at most 32 bits. The caller keeps the arrays
+alive and in place.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from nc10d.arrays.dtypes import DType, scalar
 from nc10d.cuda import memory
 from nc10d.cuda.device_kernels import load_kernel
 from nc10d.cuda.driver import call, event_pool, on_device
+from nc10d.cuda.streams import Stream, relax_capture_mode
 from nc10d.kernels.gpu.gpu_pack import THREADS, chunks_of, packing_name, supports
 from nc10d.kernels.gpu.gpu_ptx import shipped_ptx
 from nc10d.ops import Array
@@ -120,7 +121,8 @@ class DevicePacker:
             if in_order:
                 # The last launch may still read the tables, on a stream that may be gone.
                 call("cuStreamWaitEvent", here.stream, self._launched, 0)
-            rows, chunks, blocks = tables.on_device(here.stream)
+            find = tables.on_device if in_order else tables.for_graph
+            rows, chunks, blocks = find(here.stream)
             shape = blocks, 1, 1, THREADS, 1, 1, 0
             values = rows, chunks, scale, 0
             call("cuLaunchKernel", kernel, *shape, here.stream, (values, _ARGUMENTS), 0)
@@ -149,15 +151,16 @@ class _Tables:
     def __init__(self, device: int) -> None:
         self.nbytes = _words([])
         self._device = device
-        self._ends: tuple[Words, Words] | None = None
-        self._written: object = None
-        self._image = _words([])
-        self._blocks = 0  # until they have been written
+        self._ends = self._written = self.nbytes, self.nbytes
+        self._chunks = chunks_of(self.nbytes)
+        self._has_chunks = False
+        self._image = self.nbytes
         self._memory: memory.DeviceArray | None = None
+        self._of_graphs: list[memory.DeviceArray] = []
 
     def lay_out(self, nbytes: Words) -> None:
         """Begin with rows of so many bytes, whose addresses `move` gives."""
-        self.nbytes, self._blocks = nbytes, 0
+        self.nbytes, self._chunks, self._has_chunks = nbytes, chunks_of(nbytes), False
 
     def move(self, dst: Words, src: Words) -> None:
         """Take other addresses."""
@@ -169,21 +172,41 @@ class _Tables:
         if self._ends is not self._written:
             self._write(stream)
         assert self._memory is not None
-        rows = self._memory.address
-        return rows, rows + 3 * self.nbytes.nbytes, self._blocks
+        return self._places_in(self._memory)
+
+    def for_graph(self, _stream: int) -> tuple[int, int, int]:
+        """Return the same for a launch that is captured: tables that no later launch changes."""
+        image = np.concatenate([self._rows(), self._chunks.reshape(-1)])
+        made, mine = memory.reserve(image.shape, DType.INT64, self._device), Stream(self._device)
+        before = relax_capture_mode()
+        try:
+            _send(image, made, mine.handle)
+            mine.synchronize()  # this copy alone, which is no part of the graph
+        finally:
+            call("cuThreadExchangeStreamCaptureMode", before)
+        self._of_graphs.append(made)
+        return self._places_in(made)
 
     def _write(self, stream: int) -> None:
-        assert self._ends is not None
-        blocks, image = self._blocks, np.stack([*self._ends, self.nbytes], 1).reshape(-1)
-        if not blocks:  # else only addresses have changed
-            chunks = chunks_of(self.nbytes)
-            blocks, image = len(chunks), np.concatenate([image, chunks.reshape(-1)])
+        image = self._rows()
+        if not self._has_chunks:  # else only addresses have changed
+            image = np.concatenate([image, self._chunks.reshape(-1)])
         if self._memory is None or self._memory.nbytes < image.nbytes:
             self._memory = memory.empty(image.size, DType.INT64, self._device)
-        source = image.ctypes.data, image.nbytes
-        call("cuMemcpyHtoDAsync", self._memory.address, *source, stream)
+        _send(image, self._memory, stream)
         self._image = image  # kept until the next write; by then the driver has copied it
-        self._written, self._blocks = self._ends, blocks
+        self._written, self._has_chunks = self._ends, True
+
+    def _rows(self) -> Words:
+        return np.stack([*self._ends, self.nbytes], 1).reshape(-1)
+
+    def _places_in(self, tables: memory.DeviceArray) -> tuple[int, int, int]:
+        rows = tables.address
+        return rows, rows + 3 * self.nbytes.nbytes, len(self._chunks)
+
+
+def _send(image: Words, tables: memory.DeviceArray, stream: int) -> None:
+    call("cuMemcpyHtoDAsync", tables.address, image.ctypes.data, image.nbytes, stream)
 
 
 def _words(words: Sequence[int]) -> Words:

@@ -122,7 +122,7 @@ def moved(cuda: Any, packer: Any) -> None:
 
 
 def repeated(cuda: Any, packer: Any) -> None:
-    """A graph repeats a launch on another stream than before."""
+    """A graph repeats its launch, on another stream than before, whatever is packed meanwhile."""
     from nc10d.cuda.driver import call, driver
 
     flat, x = cuda.zeros(4), cuda.to_device(np.ones(4, np.float32))
@@ -138,6 +138,26 @@ def repeated(cuda: Any, packer: Any) -> None:
         call("cuGraphLaunch", runs, stream.handle)
     stream.synchronize()
     assert flat.to_host().tolist() == [0.5] * 4
+    y, z = (cuda.to_device(np.full(4, value, np.float32)) for value in (8, 3))
+    packing.take([y], [0])
+    packing.pack()
+    cuda.synchronize()
+    strict = driver().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
+    with cuda.on_device(0), cuda.stream(stream):
+        packing.take([z], [0])
+        call("cuStreamBeginCapture", stream.handle, strict)
+        packing.pack()
+        later = call("cuGraphInstantiate", call("cuStreamEndCapture", stream.handle), 0)
+        cuda.synchronize()
+        packing.pack(2.0)
+        for graph, value in ((None, 6.0), (runs, 0.5), (later, 3.0), (runs, 0.5)):
+            if graph is not None:
+                call("cuGraphLaunch", graph, stream.handle)
+            stream.synchronize()
+            assert flat.to_host().tolist() == [value] * 4
+        packing.pack()
+        stream.synchronize()
+        assert flat.to_host().tolist() == [3.0] * 4
 
 
 def mistakes(cuda: Any, packer: Any) -> None:

@@ -46,6 +46,8 @@ def every_thread(word):
 def run(launch):
     """Run a launch whose kernel is its word."""
     word, blocks, *arguments = launch
+    addresses_and_steps = *arguments[:2], *arguments[4:6], *arguments[8:-1:4], *arguments[9:-1:4]
+    assert all(number % word == 0 for number in addresses_and_steps), "a word is aligned"
     place = np.zeros(3, np.int64)
     ends = tuple(arguments[:6]), tuple(arguments[6:-1]), place, place.ctypes.data
     every_thread(word)(*ends, blocks, THREADS)
