@@ -112,7 +112,7 @@ class DevicePacker:
         self._launch(self._unpacking, self._outer, self._inner, scale)
 
     def _launch(self, tables: _Tables, src: DType, dst: DType, scale: float) -> None:
-        if not tables.nbytes.any():
+        if not tables.blocks:
             return
         here = memory.current_stream_key(self.flat, self._device)
         kernel = _kernel(self._device, src, dst, scale != 1)
@@ -152,7 +152,7 @@ class _Tables:
         self.nbytes = _words([])
         self._device = device
         self._ends = self._written = self.nbytes, self.nbytes
-        self._chunks = chunks_of(self.nbytes)
+        self._chunks, self.blocks = chunks_of(self.nbytes), 0
         self._has_chunks = False
         self._image = self.nbytes
         self._memory: memory.DeviceArray | None = None
@@ -161,6 +161,7 @@ class _Tables:
     def lay_out(self, nbytes: Words) -> None:
         """Begin with rows of so many bytes, whose addresses `move` gives."""
         self.nbytes, self._chunks, self._has_chunks = nbytes, chunks_of(nbytes), False
+        self.blocks = len(self._chunks)
 
     def move(self, dst: Words, src: Words) -> None:
         """Take other addresses."""
@@ -198,11 +199,14 @@ class _Tables:
         self._written, self._has_chunks = self._ends, True
 
     def _rows(self) -> Words:
-        return np.stack([*self._ends, self.nbytes], 1).reshape(-1)
+        rows = np.empty((len(self.nbytes), 3), np.int64)
+        rows[:, 0], rows[:, 1] = self._ends
+        rows[:, 2] = self.nbytes
+        return rows.reshape(-1)
 
     def _places_in(self, tables: memory.DeviceArray) -> tuple[int, int, int]:
         rows = tables.address
-        return rows, rows + 3 * self.nbytes.nbytes, len(self._chunks)
+        return rows, rows + 3 * self.nbytes.nbytes, self.blocks
 
 
 def _send(image: Words, tables: memory.DeviceArray, stream: int) -> None:
