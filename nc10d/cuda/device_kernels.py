@@ -32,7 +32,8 @@ def capability(device: int) -> tuple[int, int]:
 def load_kernel(device: int, ptx: str) -> int:
     """Return the driver's handle of the kernel in a PTX text, which stays loaded.
 
-    Also while a graph is captured: loading may allocate memory.
+    May be called amid a capture in any mode, although loading may allocate memory. CudaError, for
+    the text as given, if the driver refuses all versions.
     """
     name = re.search(r"\.visible \.entry (\w+)\(", ptx)
     assert name, "NVVM made no kernel"
