@@ -120,7 +120,7 @@ def relaxed_capture_mode() -> Iterator[None]:
 
 
 def is_captured(stream: int, device: int) -> bool:
-    """Return whether work queued on a stream becomes part of a graph, or would break one."""
+    """Return whether work queued on a stream becomes part of a graph, or would break it."""
     # The legacy stream can't be captured, and takes no work while a blocking stream is captured. To
     # ask for that leaves the capture valid (cuda.h, cuStreamIsCapturing).
     try:
@@ -184,7 +184,7 @@ def default_stream_of(x: object) -> int | None:
 
 
 def freed_in_stream_order(kinds: Collection[type]) -> bool:
-    """Return whether arrays of these types have one current stream, in whose order they are freed.
+    """Return whether such arrays share a current stream, in whose order they are freed.
 
     False where that is not known, as for other libraries than CuPy and torch.
     """

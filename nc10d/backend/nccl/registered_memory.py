@@ -29,7 +29,7 @@ from nc10d.base.deadline import Deadline
 from nc10d.base.signal_errors import Event, Thread
 from nc10d.cuda.driver import call, event_done, event_pool
 from nc10d.cuda.memory import DeviceArray, fill
-from nc10d.cuda.streams import LEGACY, relax_capture_mode
+from nc10d.cuda.streams import LEGACY, is_captured, relax_capture_mode
 from nc10d.errors import DistError
 
 _WINDOW = "ncclCommWindowRegister"
@@ -188,14 +188,20 @@ def _give_all_back(pieces: queue.SimpleQueue[_Piece]) -> None:
 
 def _wait_for_default_stream(device: int) -> None:
     """Wait for the default stream of the current device, which waits for all copies."""
-    # The group's operations have kept their arrays until they ended.
+    # The group's operations have kept their arrays until they ended, or that stream waits for them.
     pool = event_pool(device)
-    event, pause = pool.take(), _FIRST_PAUSE
+    event = pool.take()
+    _wait_until(lambda: not is_captured(LEGACY, device))  # the event would break a graph
     call("cuEventRecord", event, LEGACY)
-    while not event_done(event):
+    _wait_until(lambda: event_done(event))
+    pool.give(event)
+
+
+def _wait_until(over: Callable[[], bool]) -> None:
+    pause = _FIRST_PAUSE
+    while not over():
         _no_event.wait(pause)  # CUDA can't wake a thread
         pause = min(2 * pause, _LONGEST_PAUSE)
-    pool.give(event)
 
 
 def _give_back(piece: _Piece) -> None:

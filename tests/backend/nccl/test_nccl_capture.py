@@ -16,7 +16,7 @@ from device_ranks import Strided, afresh, device, ones, value
 from emulated import emulated_ranks, needs_emulators
 from folding_ranks import check, numbers, prepare, put
 
-from nc10d import cuda
+from nc10d import cuda, nccl
 from nc10d.base.signal_errors import Event
 from nc10d.cuda.driver import call, driver
 from nc10d.cuda.streams import PER_THREAD
@@ -88,6 +88,20 @@ def arrays_may_be_dropped_meanwhile(group: ProcessGroup, kind: int, mode: int) -
     assert value(x) == float(group.size**2)
 
 
+def registered_memory_may_be_dropped_meanwhile(group: ProcessGroup, kind: int, mode: int) -> None:
+    """A thread frees it, which waits for the default stream."""
+    x = ones(group)
+    group.all_reduce(x)
+    dropped = [nccl.registered_zeros(group)(100, np.float32)]
+    cuda.synchronize(device(group))
+    with capture(group, kind, mode) as run:
+        dropped.clear()
+        for _ in range(10):
+            group.all_reduce(x)
+    run()
+    assert value(x) == float(group.size**11)
+
+
 def free_bytes(group: ProcessGroup) -> int:
     with cuda.on_device(device(group)):
         return int(call("cuMemGetInfo")[0])
@@ -121,6 +135,7 @@ def folds_may_be_new(group: ProcessGroup, kind: int, mode: int) -> None:
 LAWS = [
     a_collective_is_captured,
     arrays_may_be_dropped_meanwhile,
+    registered_memory_may_be_dropped_meanwhile,
     strided_arrays_may_be_new,
     folds_may_be_new,
 ]
