@@ -459,10 +459,9 @@ def durations_are_measured_by_the_device(group: ProcessGroup) -> None:
     assert 0.05 <= work.duration < LONG
     with cuda.on_device(device(group)):
         _, highest = call("cuCtxGetStreamPriorityRange")
-    backend: Any = group.backend("cuda")
-    assert (
-        call("cuStreamGetPriority", backend.device_group.comm_streams.find("all").stream) == highest
-    )
+        backend: Any = group.backend("cuda")
+        stream = backend.device_group.comm_streams.find("all").stream
+        assert call("cuStreamGetPriority", stream) == highest
 
 
 def a_late_rank_is_a_timeout_for_all(group: ProcessGroup) -> None:
