@@ -102,7 +102,8 @@ def compute(stream: cuda.Stream) -> Any:
     address = ctypes.cast(function, ctypes.c_void_p).value
 
     def queue() -> None:
-        call("cuLaunchHostFunc", stream.handle, address, 0)
+        with cuda.on_device(stream.device):
+            call("cuLaunchHostFunc", stream.handle, address, 0)
 
     queue.keep = function  # type: ignore[attr-defined]
     return queue
