@@ -135,12 +135,13 @@ test-torch: $(TORCH_VENV)/test.stamp
 	@touch $@
 
 # The real libnccl, on a machine that need not have a GPU. CUDA's wheels have a venv of their own:
-# `make test-nccl CUDA=13 PYTHON=python3.12` takes those of CUDA 13, in .venv-gpu13.
+# `make test-nccl CUDA=13 PYTHON=python3.12` takes those of CUDA 13, in .venv-gpu13. ARGS="-m slow"
+# runs all of `make gpu-check` over the emulators, in several minutes.
 CUDA ?= 12
 GPU := .venv-gpu$(CUDA:12=)
 test-nccl: $(GPU)/test.stamp
 	NC10D_REQUIRE_NCCL=1 $(GPU)/bin/pytest tests/cuda tests/emulators tests/backend/nccl \
-	  tests/backend/staged
+	  tests/backend/staged $(ARGS)
 
 # What a launch on devices costs the CPU, without a GPU.
 nccl-cost: $(GPU)/test.stamp

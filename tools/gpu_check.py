@@ -3,7 +3,8 @@
 tools/gpu_check.sh starts it. A row of the report is a name, a result ("ok", a figure, or an error),
 and whether the check failed. A check that this machine can't run (a single card, no torch) reports
 the reason and does not fail. Each check has a process of its own, so that a check that dies or
-hangs is a failed row, and the others run. `--quick` runs all checks with few types and sizes.
+hangs is a failed row, and the others run; its rows are kept as they come. `--quick` runs all checks
+with few types and sizes.
 
 Without a GPU every check is a line "not yet run on a GPU", and no claim is shown.
 """
@@ -12,22 +13,42 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import gpu_claims
-from gpu_rows import Check, Row, keep, kept, machine, run
+from gpu_rows import NOT_HERE, Check, Row, as_line, from_line, keep, machine, run
 
 from nc10d import cuda
 
 RESULTS = Path(os.environ.get("GPU_CHECK_RESULTS", ""), "gpu-results.json")
 MOST_SECONDS = 150.0
-"""Seconds for a check, which is then ended."""
+"""Seconds for a check, which is then ended; LONGER checks have twice that."""
+LONGER = (
+    "warm-up",
+    "laws, 2 ranks",
+    "laws, 2 ranks, nonblocking",
+    "features, 2 ranks",
+    "both ranks receive first",
+    "aborts",
+)
+ALL_SECONDS = 870.0
+"""Seconds for all checks: those that are left then do not run."""
 NOT_YET = "not yet run on a GPU"
+
+
+def warms() -> Iterator[Row]:
+    """Compile all functions for the CPU, which the groups' timeouts do not allow for."""
+    command = [sys.executable, "-m", "nc10d.warmup"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    last = [f"exit code {done.returncode}", *(done.stdout + done.stderr).strip().splitlines()][-1]
+    yield Row("kernels of the CPU", last, failed=bool(done.returncode))
 
 
 def correctness(quick: bool) -> dict[str, Check]:
@@ -36,6 +57,7 @@ def correctness(quick: bool) -> dict[str, Check]:
     import gpu_train
 
     return {
+        "warm-up": warms,
         "NCCL's conformance, 1 rank": functools.partial(laws.conforms, 1, laws.FLOATS),
         "laws, 1 rank": lambda: laws.keep_laws(1),
         "laws, 2 ranks": lambda: laws.keep_laws(2),
@@ -43,10 +65,24 @@ def correctness(quick: bool) -> dict[str, Check]:
         "features, 1 rank": lambda: laws.keep_features(1),
         "features, 2 ranks": lambda: laws.keep_features(2),
         "laws, 1 rank, nonblocking": lambda: laws.keep_laws(1, nonblocking=True),
+        "laws, 2 ranks, nonblocking": lambda: laws.keep_laws(2, nonblocking=True),
         "arrays of other libraries": laws.libraries,
         "torch on devices": gpu_train.keeps_laws,
         "training by torch": gpu_train.trains,
         "staged conformance, 2 ranks": functools.partial(laws.stages, 2, laws.FLOATS),
+    }
+
+
+def audited(quick: bool) -> dict[str, Check]:
+    """Return the checks of hangs, leaks and orders that only a GPU has."""
+    import gpu_laws as laws
+
+    return {
+        "both ranks receive first": laws.keep_queues,
+        "aborts": lambda: laws.keep_audited("ABORTS"),
+        "memory": lambda: laws.keep_audited("MEMORY"),
+        "ends": lambda: laws.keep_audited("ENDS"),
+        "durations": lambda: laws.keep_audited("TIMES"),
     }
 
 
@@ -76,23 +112,51 @@ def the_rest(quick: bool) -> dict[str, Check]:
     return {**figures, **types}
 
 
-def in_its_own_process(name: str, quick: bool) -> list[Row]:
-    """Return the rows of a check, which can't stop the others."""
+def parts(quick: bool) -> dict[str, dict[str, Check]]:
+    """Return all checks, in their order."""
+    return {
+        "correctness": correctness(quick),
+        "hangs and leaks": audited(quick),
+        "all": the_rest(quick),
+    }
+
+
+def in_its_own_process(name: str, quick: bool, seconds: float) -> Iterator[Row]:
+    """Yield the rows of a check as they come; it can't stop the other checks."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "rows.json")
+        path = Path(folder, "rows")
+        path.touch()
         command = [sys.executable, __file__, "--check", name, str(path), *["--quick"] * quick]
+        # A session of its own: whatever is left of it is ended with it.
+        process = subprocess.Popen(command, start_new_session=True)
+        ends, count = time.monotonic() + seconds, 0
         try:
-            done = subprocess.run(command, timeout=MOST_SECONDS, check=False)
-        except subprocess.TimeoutExpired:
-            return [Row(name, f"did not end within {MOST_SECONDS:.0f} s", failed=True)]
-        if path.exists():
-            return kept(path)
-        return [Row(name, f"its process ended with {done.returncode}", failed=True)]
+            with path.open() as lines:
+                running = True
+                while running:
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(min(1.0, max(ends - time.monotonic(), 0)))
+                    running = process.poll() is None and time.monotonic() < ends
+                    for line in lines:
+                        yield from_line(line)
+                        count += 1
+        finally:
+            ended = process.poll()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if ended is None:
+        yield Row(name, f"did not end within {seconds:.0f} s, after {count} rows", failed=True)
+    elif ended:
+        yield Row(name, f"its process ended with {ended}, after {count} rows", failed=True)
 
 
 def one(name: str, path: Path, quick: bool) -> None:
-    """Run a check in this process, and write its rows to a file."""
-    keep(run(name, {**correctness(quick), **the_rest(quick)}[name]), path)
+    """Run a check in this process, and write its rows to a file as they come."""
+    checks = {name: check for part in parts(quick).values() for name, check in part.items()}
+    with path.open("a", buffering=1) as lines:
+        for row in run(name, checks[name]):
+            lines.write(as_line(row))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -104,21 +168,27 @@ def main(arguments: Sequence[str]) -> int:
             Row(name, NOT_YET).show()
         gpu_claims.show([], NOT_YET)
         return 0
-    begin, rows = time.monotonic(), [machine()]
-    rows[0].show()
-    for part, checks in (("correctness", correctness(quick)), ("all", the_rest(quick))):
+    begin, rows = time.monotonic(), list[Row]()
+
+    def add(row: Row) -> None:
+        row.show()
+        rows.append(row)
+        keep(rows, RESULTS)  # after each row, for a run that is cut short
+
+    add(machine())
+    for part, checks in parts(quick).items():
         for name in checks:
-            found = in_its_own_process(name, quick)
-            for row in found:
-                row.show()
-            rows += found
-            keep(rows, RESULTS)  # after each check, for a run that is cut short
+            left = begin + ALL_SECONDS - time.monotonic()
+            if left <= 0:
+                add(Row(name, f"{NOT_HERE}no time was left"))
+                continue
+            most = MOST_SECONDS * (2 if name in LONGER else 1)
+            for row in in_its_own_process(name, quick, min(left, most)):
+                add(row)
         failed = sum(row.failed for row in rows)
         spent = f"after {time.monotonic() - begin:.0f} s"
-        rows.append(Row(f"{part}, {spent}", f"{failed} of {len(rows)} rows failed"))
-        rows[-1].show()
+        add(Row(f"{part}, {spent}", f"{failed} of {len(rows)} rows failed"))
     gpu_claims.show(rows, gpu_claims.where())
-    keep(rows, RESULTS)
     return sum(row.failed for row in rows)
 
 

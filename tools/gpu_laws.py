@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import audited_ranks as audited
 import device_ranks as on
 import lone_ranks
 import mirrored
@@ -31,6 +32,7 @@ from nc10d.testing import check_backend
 from nc10d.testing.ranks import Ranks
 
 TIMEOUT = 60.0
+BACKENDS = "cpu:cpu,cuda:nccl"
 FLOATS = (DType.FLOAT32,)
 LACKS = "UnsupportedPlatform"
 """The error of a law whose feature this machine or its NCCL lacks; other errors are failures."""
@@ -59,22 +61,37 @@ def stages(size: int, dtypes: Sequence[DType]) -> list[Row]:
     return [Row(f"staged, {size} ranks on one card", f"{count} checks")]
 
 
-def keep_laws(size: int, nonblocking: bool = False) -> list[Row]:
+def keep_laws(size: int, nonblocking: bool = False) -> Iterator[Row]:
     """Run each law in a group of its own; a single rank has other laws than several."""
-    return kept_laws(LONE if size == 1 else LAWS, size, nonblocking)
+    return kept_laws(named(LONE if size == 1 else LAWS), size, nonblocking)
 
 
-def keep_features(size: int) -> list[Row]:
+def keep_features(size: int) -> Iterator[Row]:
     """Run the laws of what NCCL has beyond collectives, and of device arrays elsewhere."""
-    laws = [*FEATURES, a_captured_training_step_reads_nothing]
-    if size == 1:
-        return kept_laws(laws, size, False)
-    laws += [
-        *(functional_calls_are_the_reference, a_group_grows),
-        *(mismatch.the_first_calls_are_compared, only.used_parameters_are_those_of_all_ranks),
-        *(mismatch.calls_of_ranks_that_run_ahead_are_compared, only.rows_on_a_device_are_averaged),
-    ]
-    return kept_laws(laws, size, False) + kept_laws([messages_come_from_whoever_sends], 3, False)
+    laws: list[Law] = [*FEATURES, a_captured_training_step_reads_nothing]
+    if size > 1:
+        laws += [functional_calls_are_the_reference, a_group_grows]
+        laws += [only.used_parameters_are_those_of_all_ranks, only.rows_on_a_device_are_averaged]
+        laws.append(mismatch.the_first_calls_are_compared)
+        laws.append(mismatch.calls_of_ranks_that_run_ahead_are_compared)
+    yield from kept_laws(named(laws), size)
+    if size > 1:
+        yield from kept_laws(named([messages_come_from_whoever_sends]), 3)
+
+
+def keep_queues() -> Iterator[Row]:
+    """Let both ranks receive first, with few hardware queues and with many."""
+    for queues in map(str, audited.CONNECTIONS):
+        given = {"CUDA_DEVICE_MAX_CONNECTIONS": queues, "NC10D_EMULATED_QUEUES": queues}
+        laws = {f"{name}, {queues} queues": law for name, law in audited.messages().items()}
+        yield from kept_laws(laws, 2, given=given)
+
+
+def keep_audited(kind: str) -> Iterator[Row]:
+    """Run the laws of one kind, with both kinds of communicators."""
+    laws = named(getattr(audited, kind))
+    for nonblocking in (False, True):
+        yield from kept_laws(laws, 2, nonblocking)
 
 
 def functional_calls_are_the_reference(group: ProcessGroup) -> None:
@@ -82,20 +99,33 @@ def functional_calls_are_the_reference(group: ProcessGroup) -> None:
     every_call_is_the_reference(group, "nc10d")
 
 
-def kept_laws(laws: Sequence[Law], size: int, nonblocking: bool) -> list[Row]:
-    """Return a row for each law; ranks that a law has broken are replaced for the next."""
+def named(laws: Sequence[Law]) -> dict[str, Law]:
+    """Return laws by name."""
+    return {law.__name__: law for law in laws}
+
+
+def kept_laws(
+    laws: Mapping[str, Law],
+    size: int,
+    nonblocking: bool = False,
+    given: Mapping[str, str] | None = None,
+) -> Iterator[Row]:
+    """Yield a row for each law; ranks that a law has broken are replaced for the next.
+
+    `given` are environment variables of the ranks.
+    """
     kind = " nonblocking" if nonblocking else ""
-    given = {NONBLOCKING[0]: "1" if nonblocking else "0"}
-    left, rows = list(laws), []
+    variables = {NONBLOCKING[0]: "1" if nonblocking else "0", **(given or {})}
+    left = list(laws.items())
     while left:
-        with environment(given), Ranks(size, "processes", "cpu:cpu,cuda:nccl", TIMEOUT) as ranks:
+        with environment(variables), Ranks(size, "processes", BACKENDS, TIMEOUT) as ranks:
             ranks.run(on.be_a_host_of_ones_own)
-            while left:
-                law = left.pop(0)
-                rows.append(row_of(ranks, f"{law.__name__},{kind} {size}", law, size))
-                if rows[-1].failed:
-                    break
-    return rows
+            failed = False
+            while left and not failed:
+                name, law = left.pop(0)
+                row = row_of(ranks, f"{name},{kind} {size}", law, size)
+                yield row
+                failed = row.failed
 
 
 def row_of(ranks: Ranks, name: str, law: Law, size: int) -> Row:
@@ -111,7 +141,7 @@ def row_of(ranks: Ranks, name: str, law: Law, size: int) -> Row:
 
 
 @contextlib.contextmanager
-def environment(given: dict[str, str]) -> Iterator[None]:
+def environment(given: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables for processes that start inside of the block."""
     before = {name: os.environ.pop(name, None) for name in given}
     os.environ.update(given)
@@ -129,15 +159,15 @@ def in_its_own_group(group: ProcessGroup, law: Law) -> None:
     dist.destroy_process_group(own)
 
 
-def libraries() -> list[Row]:
+def libraries() -> Iterator[Row]:
     """Run the laws of each installed array library; a library that is missing is no failure."""
     laws = {f"arrays of {name}": (name, law) for name, law in lone_ranks.LIBRARIES.items()}
     laws |= {f"pool of {name}": (name, law) for name, law in lone_ranks.POOLS.items()}
-    rows = []
+    torchs = audited.memory_of_torchs_temporaries_is_bounded
+    laws["memory of torch's temporaries"] = ("torch", torchs)
     for row, (name, law) in laws.items():
         if importlib.util.find_spec(name) is None:
-            rows.append(Row(row, f"{NOT_HERE}{name} is not installed"))
+            yield Row(row, f"{NOT_HERE}{name} is not installed")
             continue
         with Ranks(1, "processes", "nccl", TIMEOUT) as ranks:
-            rows.append(row_of(ranks, row, law, 1))
-    return rows
+            yield row_of(ranks, row, law, 1)

@@ -7,10 +7,11 @@ import platform
 import subprocess
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import nc10d
 from nc10d import cuda
 from nc10d.backend.nccl.bindings.library import dotted, library
 from nc10d.cuda.driver import call
@@ -38,18 +39,22 @@ class Row:
         return not self.failed and not self.result.startswith(NOT_HERE)
 
 
-Check = Callable[[], Sequence[Row]]
+Check = Callable[[], Iterable[Row]]
+"""Yields its rows as it goes, so that a check that is cut short has shown some."""
 
 
-def run(name: str, check: Check) -> list[Row]:
-    """Return a check's rows; an exception is a failure, and so is a check without rows."""
-    begin = time.monotonic()
+def run(name: str, check: Check) -> Iterator[Row]:
+    """Yield a check's rows; an exception is a failure, and so is a check without rows."""
+    begin, count = time.monotonic(), 0
     try:
-        rows = list(check()) or [Row(name, "nothing was checked", failed=True)]
+        for count, row in enumerate(check(), 1):  # noqa: B007
+            yield row
+        if not count:
+            yield Row(name, "nothing was checked", failed=True)
     except Exception as error:  # noqa: BLE001  (the table is the report)
         traceback.print_exc()
-        rows = [Row(name, first_line(error), failed=True)]
-    return [*rows, Row(f"  time of {name}", f"{time.monotonic() - begin:.1f} s")]
+        yield Row(name, first_line(error), failed=True)
+    yield Row(f"  time of {name}", f"{time.monotonic() - begin:.1f} s")
 
 
 def first_line(error: BaseException) -> str:
@@ -63,19 +68,33 @@ def keep(rows: Sequence[Row], path: Path) -> None:
     path.write_text(json.dumps(report, indent=1) + "\n")
 
 
-def kept(path: Path) -> list[Row]:
-    """Read the table of a file."""
-    return [Row(**row) for row in json.loads(path.read_text())["rows"]]
+def as_line(row: Row) -> str:
+    """Return a row as a line of JSON."""
+    return json.dumps(asdict(row)) + "\n"
+
+
+def from_line(line: str) -> Row:
+    """Return the row of a line."""
+    return Row(**json.loads(line))
 
 
 def machine() -> Row:
     """Return a row with the card, the driver and the versions."""
     name = call("cuDeviceGetName", 96, call("cuDeviceGet", 0)).partition(b"\0")[0].decode()
     driver = int(call("cuDriverGetVersion"))
-    commit = subprocess.run(["git", "describe", "--always"], capture_output=True, text=True)
     return Row(
         "machine",
         f"{cuda.device_count()} x {name}, CUDA {driver // 1000}.{driver % 1000 // 10}, "
         f"{library().name} {dotted(library().version)}, Python {platform.python_version()}, "
-        f"nc10d {commit.stdout.strip()}",
+        f"nc10d {version()}",
     )
+
+
+def version() -> str:
+    """Return the checkout's commit; the package's version in a copy, or without git."""
+    command = ["git", "describe", "--always", "--dirty"]
+    try:
+        described = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    except OSError:
+        described = ""
+    return described or nc10d.__version__

@@ -102,6 +102,7 @@ struct task *cuemu_task(cuemu_run run, const void *args, size_t size);
 
 /* Memory. A range is found by any address inside it. */
 struct range *cuemu_range(uintptr_t address, size_t size);
+struct range *cuemu_leaving(uintptr_t address, size_t size);
 void *cuemu_bytes(uintptr_t address, size_t size);
 bool cuemu_map(struct range *range, size_t size);
 void cuemu_unmap(const struct range *range);

@@ -16,6 +16,7 @@ struct range *cuemu_range(uintptr_t address, size_t size) {
   pthread_mutex_lock(&cuemu_lock);
   struct range *found = ranges;
   while (found && !(address >= found->base && address + size <= found->base + found->size)) found = found->next;
+  if (!found) found = cuemu_leaving(address, size);
   pthread_mutex_unlock(&cuemu_lock);
   return found;
 }

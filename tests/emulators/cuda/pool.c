@@ -28,6 +28,14 @@ static struct block *find(size_t size, CUdevice device, CUstream stream) {
   return NULL;
 }
 
+/* With the lock: the range that has been freed, but not yet in the order of its stream. */
+struct range *cuemu_leaving(uintptr_t address, size_t size) {
+  for (struct block *block = blocks; block; block = block->next)
+    if (!is_free(block) && address >= block->range.base && address + size <= block->range.base + block->range.size)
+      return &block->range;
+  return NULL;
+}
+
 /* With the lock: keep what fits into the pool. */
 static void trim(void) {
   size_t sum = 0;
