@@ -20,6 +20,7 @@ from nc10d.base.run_to_end import import_to_end, off_main
 from nc10d.errors import CudaError, UnsupportedPlatform
 
 _EXTRA = 'pip install ".[cu12]" in a checkout of nc10d (or cu13, for a driver of CUDA 13)'
+QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 SUCCESS, NOT_READY, _INVALID_CONTEXT = 0, 600, 201
 """The driver API's results (cuda.h): CUDA_SUCCESS, and CUDA_ERROR_ with these names."""
 
@@ -36,6 +37,9 @@ def driver() -> Any:
         driver = import_to_end("cuda.bindings.driver")
     except ImportError as error:
         raise UnsupportedPlatform(f"CUDA needs the package cuda-bindings: {_EXTRA}") from error
+    # The driver reads once how many hardware queues a device has: streams that share a queue wait
+    # for each other (CUDA's guide, environment variables; 8 by default, 32 at most).
+    os.environ.setdefault(QUEUES, "32")
     try:
         (code,) = driver.cuInit(0)
     except RuntimeError as error:  # raised if the library can't be loaded

@@ -198,7 +198,7 @@ class DeviceGroup:
         self.board.ended(work.stamp)
 
     def _defer(self, work: NcclWork, comm_streams: tuple[CommStream, ...], current: int) -> None:
-        work.stamp = self._enter(self._planner.caller_of(comm_streams), work)
+        work.stamp = self._enter(self._planner.caller_of(work.ops), work)
         work.submitted = Event()
         self._waiting += 1
         before = self._pool.take()

@@ -25,8 +25,8 @@ from nc10d.ops import MAX, SUM
 
 LENGTHS = 6, 6, 3000, 3000
 """Elements of a rank's arrays; two of each length, of which a step may use either."""
-STREAMS, CAPTURED = 5, 3
-"""Two streams of one's own, a blocking one, both default streams; the first can be captured."""
+STREAMS, CAPTURED = 5, 4
+"""Two streams of one's own, a blocking one, both default streams; all but the last are captured."""
 ALL_REDUCE, MAXIMUM, BROADCAST, ALL_TO_ALL = "all_reduce", "maximum", "broadcast", "all_to_all"
 COLLECTIVES = ALL_REDUCE, MAXIMUM, BROADCAST, ALL_TO_ALL
 MESSAGE, EXCHANGE, COPY, WAIT, BLOCK, GRAPH = (
@@ -91,6 +91,7 @@ class Machine:
         """Return the environment; `kernels` is how many communicators the program has."""
         return {
             "NC10D_EMULATED_QUEUES": str(self.queues),
+            "CUDA_DEVICE_MAX_CONNECTIONS": str(self.queues or ""),
             "NC10D_EMULATED_KERNELS": str(kernels if self.bounded else 0),
             "NC10D_EMULATED_INIT_SYNC": str(int(self.init_sync)),
             "NC10D_EMULATED_DELAYS": str(self.delays),
@@ -103,9 +104,10 @@ def number_of(way: Way, long: bool, other: bool = False) -> int:
 
 
 def communicators(program: Program) -> int:
-    """Return how many communicators a program needs: one for each group, and each pair's."""
-    pairs = {frozenset(step.pair) for step in program.steps if step.kind in (MESSAGE, EXCHANGE)}
-    return len(program.groups) + len(pairs)
+    """Return how many communicators a program needs: one for each group, and each direction's."""
+    links = {step.pair for step in program.steps if step.kind in (MESSAGE, EXCHANGE)}
+    links |= {step.pair[::-1] for step in program.steps if step.kind == EXCHANGE}
+    return len(program.groups) + len(links)
 
 
 def initial(rank: int, number: int) -> Array:

@@ -75,7 +75,7 @@ def other_tags_are_refused(group: ProcessGroup) -> None:
     assert "ranks disagree on message #3 on devices" in text
     assert "rank 0 sends 400 bytes with tag 4" in text
     assert "rank 1 receives 400 bytes with tag 5" in text
-    assert "NcclOptions(communicator_per_tag=True)" in text
+    assert 'NcclOptions(links="tag")' in text
     dist.destroy_process_group(mine)
 
 
@@ -88,7 +88,7 @@ def other_sizes_are_refused(group: ProcessGroup) -> None:
 
 
 def tags_on_request_are_received_in_any_order(group: ProcessGroup) -> None:
-    options = {"nccl": NcclOptions(communicator_per_tag=True)}
+    options = {"nccl": NcclOptions(links="tag")}
     mine = dist.new_group(pg_options=options)
     assert isinstance(mine, ProcessGroup)
     if group.rank:
@@ -130,6 +130,24 @@ def graphs_with_messages_are_not_compared(group: ProcessGroup) -> None:
     dist.destroy_process_group(mine)
 
 
+def messages_go_with_collectives_where_queues_are_few(group: ProcessGroup) -> None:
+    """A block of an exchange is one kernel: two would share a queue, and hold each other up."""
+    peer, x, got = 1 - group.rank, full(group, float(group.rank)), full(group, -1.0)
+    for tag in (3, 4):
+        group.all_reduce(full(group, 1.0))
+        with group.coalescing_manager():
+            group.irecv(got, peer, tag=tag)
+            group.isend(x, peer, tag=tag)
+        assert value(got) == peer
+    assert names(group) == {"all"}
+    with group.coalescing_manager():
+        group.all_reduce(x)
+        (group.irecv if group.rank else group.isend)(got, peer)
+    assert value(x) == 1.0
+    with pytest.raises(CollectiveMismatch, match="sends 400 bytes with tag 6, rank 1 receives 400"):
+        sent_or_received(group, 100, tag=6 + group.rank)
+
+
 LAWS = [
     tags_share_a_communicator_for_each_direction,
     other_tags_are_refused,
@@ -149,6 +167,13 @@ def test_both_ranks_may_receive_first_whatever_the_tags(count: int) -> None:
     """A GPU has few hardware queues, and streams that share a queue wait for each other."""
     with emulated_ranks(NC10D_EMULATED_QUEUES="8") as ranks:
         ranks.run(exchange, [list(range(count))] * 2)
+
+
+@pytest.mark.parametrize("queues", ["1", "2"])
+def test_blocks_of_messages_need_a_single_queue(queues: str) -> None:
+    given = {"NC10D_EMULATED_QUEUES": queues, "CUDA_DEVICE_MAX_CONNECTIONS": queues}
+    with emulated_ranks(**given) as ranks:
+        ranks.run(messages_go_with_collectives_where_queues_are_few)
 
 
 ACROSS_HOSTS = """

@@ -31,6 +31,22 @@ ROOT = Path(nc10d.__file__).parent
 
 
 @pytest.mark.parametrize(
+    ("queues", "links"),
+    [(None, "direction"), ("", "direction"), ("1", "group"), ("7", "group"), ("8", "direction")],
+)
+def test_few_hardware_queues_decide_how_messages_go(
+    monkeypatch: pytest.MonkeyPatch, queues: str | None, links: str
+) -> None:
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    if queues is not None:
+        monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", queues)
+    assert read_options(None).links == links
+    assert read_options(NcclOptions(links="tag")).links == "tag"
+    with pytest.raises(ValueError, match=r"links: expected one of .*, got 'pair'"):
+        read_options(NcclOptions(links="pair"))
+
+
+@pytest.mark.parametrize(
     ("ours", "torchs", "blocking"),
     [
         (None, None, None),
@@ -53,7 +69,7 @@ def test_the_environment_decides_whether_communicators_block(
     assert NONBLOCKING == ("NC10D_NCCL_NONBLOCKING", "TORCH_NCCL_USE_COMM_NONBLOCKING")
     assert read_options(None).config.blocking == blocking
     chosen = NcclOptions(NCCLConfig(blocking=1))
-    assert read_options(chosen) is chosen, "who chooses is not asked"
+    assert read_options(chosen).config is chosen.config, "who chooses is not asked"
 
 
 # NCCL's own rules: parseCommConfig in init.cc of 2.18.1 to 2.30.7. Fields without a row take any.

@@ -2,9 +2,10 @@
 
 A link is a direction between two ranks. A communicator executes in order; because links have their
 own communicators, messages overtake collectives, and both ranks may send or receive first. With
-NcclOptions(communicator_per_tag=True) each tag has a link of its own. A communicator is formed at
-its first use, on its own thread: other ranks may arrive later, after operations that this rank has
-to do first. Launches meanwhile are deferred until the communicator is formed.
+NcclOptions(links="tag") each tag has a link of its own, with "group" messages go with the
+collectives. A communicator is formed at its first use, on its own thread: other ranks may arrive
+later, after operations that this rank has to do first. Launches meanwhile are deferred until the
+communicator is formed.
 """
 
 from __future__ import annotations
@@ -126,11 +127,11 @@ class CommStreams:
 
     def of(self, op: Op, deadline: Deadline) -> CommStream:
         """Return an operation's communicator; begins to form a new one, until `deadline`."""
-        if isinstance(op, (Send, Recv)):
+        if isinstance(op, (Send, Recv)) and self._group.options.links != "group":
             assert op.peer is not None, "a receive from any rank has been refused"
             here, there = self._group.rank, op.peer
             src, dst = (here, there) if isinstance(op, Send) else (there, here)
-            tag = f"-{op.tag}" if self._group.options.communicator_per_tag else ""
+            tag = f"-{op.tag}" if self._group.options.links == "tag" else ""
             return self.get(f"{src}-{dst}{tag}", (src, dst), deadline)
         return self.get(COLLECTIVES, range(self._group.size), deadline)
 

@@ -15,11 +15,15 @@ from typing import Any
 
 from nc10d.backend.nccl.bindings.header_table import CONFIG, CONSTANTS, HEADER_VERSION
 from nc10d.backend.nccl.bindings.library import Library, config_type, version_code
+from nc10d.cuda.driver import QUEUES
 
 UNDEFINED = -(2**31)
 """NCCL_CONFIG_UNDEF_INT: the library's own choice."""
 NONBLOCKING = ("NC10D_NCCL_NONBLOCKING", "TORCH_NCCL_USE_COMM_NONBLOCKING")
 """The first that is set determines whether communicators are nonblocking ("1")."""
+LINKS = ("direction", "tag", "group")
+"""The ways of messages; see NcclOptions."""
+_USUAL_QUEUES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +132,13 @@ class NcclOptions:
     streams with the device's highest priority. With `timing`, `Work.duration` is the time on the
     device, in seconds.
 
-    Messages from a rank to another are received in the order of their sends, and a pair of calls
-    with different tags is a CollectiveMismatch. With `communicator_per_tag`, on all ranks, each tag
-    has a communicator of its own, which costs device memory and time to form; then messages with
-    different tags are received in any order.
+    `links` is how messages go, the same on all ranks: each direction between two ranks has a
+    communicator ("direction"), or each tag in each direction ("tag"), which costs device memory and
+    time to form, or messages go on the group's own communicator, in order with the collectives
+    ("group"). But for "tag", messages from a rank to another are received in the order of their
+    sends, and other tags are a CollectiveMismatch. With "group" an exchange must be in one block.
+    The default is "direction", or "group" where CUDA_DEVICE_MAX_CONNECTIONS is less than 8: there
+    the streams of a device share its hardware queues, and wait for each other anyway.
 
     With `grow_from`, a group whose ranks are the new group's first ranks, the new group's
     communicator grows out of that group's (ncclCommGrow, NCCL 2.29.2). All ranks in that group pass
@@ -142,7 +149,7 @@ class NcclOptions:
     config: NCCLConfig = field(default_factory=NCCLConfig)
     high_priority: bool = False
     timing: bool = False
-    communicator_per_tag: bool = False
+    links: str | None = None
     grow_from: object = None
 
 
@@ -151,6 +158,12 @@ def read_options(given: object) -> NcclOptions:
     if given is not None and not isinstance(given, NcclOptions):
         raise TypeError(f"pg_options of the nccl backend must be NcclOptions, got {given!r}")
     options = given or NcclOptions()
+    if options.links is None:
+        queues = os.environ.get(QUEUES, "")
+        few = queues.isdigit() and int(queues) < _USUAL_QUEUES
+        options = replace(options, links="group" if few else "direction")
+    if options.links not in LINKS:
+        raise ValueError(f"NcclOptions.links: expected one of {LINKS}, got {options.links!r}")
     asked = next((os.environ[name] for name in NONBLOCKING if os.environ.get(name)), None)
     if asked is None or options.config.blocking is not None:
         return options

@@ -44,7 +44,7 @@ class MessageLinks:
 
     def __init__(self, group: NcclGroup, board: SharedBoard | None) -> None:
         self._group = group
-        self._board = None if group.options.communicator_per_tag else board
+        self._board = None if group.options.links == "tag" else board
         self._links: dict[tuple[int, bool], _Link] = {}
         self._nowhere = array("q", [0])  # the place of a board on another host
         self._told: dict[str, int] = {}
@@ -95,7 +95,7 @@ class MessageLinks:
         (src, (tag, nbytes)), (dst, (wanted, room)) = sides if link.sends else sides[::-1]
         advice = (
             "; a rank's messages to another are received in their order, unless the group has "
-            "NcclOptions(communicator_per_tag=True)"
+            'NcclOptions(links="tag")'
         )
         return CollectiveMismatch(
             f"ranks disagree on message #{number} on devices of group {group.name!r}: rank {src} "

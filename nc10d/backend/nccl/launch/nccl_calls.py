@@ -36,7 +36,8 @@ class CallContext:
     # `premul_op` returns the operator for a PREMUL_SUM by factor, NCCL's type and nc10d's.
     # `scratch` is the address of 4 bytes on the device for barriers. Without `fp8`, this NCCL or
     # this device reduces no 8-bit floats. `kernel` returns the handle of the kernel that folds such
-    # elements; `room` is the address of the memory that a fold needs.
+    # elements; `room` is the address of the memory that a fold needs. With `links` a message's
+    # communicator has two ranks, else all of the group.
 
     rank: int
     size: int
@@ -46,6 +47,7 @@ class CallContext:
     fp8: bool = True
     kernel: Callable[[ReductionKind, ElementType], int] = lambda *_: 0
     room: int = 0
+    links: bool = True
 
 
 def calls_of(op: ops.Op, context: CallContext) -> list[Call]:
@@ -213,12 +215,14 @@ def chunks_of(
 
 def _send(op: ops.Send, context: CallContext) -> Iterator[Call]:
     x = flat(op, op.x)
-    yield "ncclSend", x.address, x.nbytes, BYTES, 1  # a link's sender is rank 0 there
+    # A link's sender is rank 0 there.
+    yield "ncclSend", x.address, x.nbytes, BYTES, 1 if context.links else op.peer
 
 
 def _recv(op: ops.Recv, context: CallContext) -> Iterator[Call]:
     x = flat(op, op.x)
-    yield "ncclRecv", x.address, x.nbytes, BYTES, 0
+    assert op.peer is not None, "a receive from any rank has been refused"
+    yield "ncclRecv", x.address, x.nbytes, BYTES, 0 if context.links else op.peer
 
 
 def _barrier(op: ops.Barrier, context: CallContext) -> Iterator[Call]:

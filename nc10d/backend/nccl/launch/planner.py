@@ -46,7 +46,7 @@ from nc10d.cuda.memory import device_of
 from nc10d.cuda.streams import Stream, relaxed_capture_mode
 from nc10d.kernels.cache import entry_point
 from nc10d.kernels.gpu.gpu_reduce import fold_ptx
-from nc10d.ops import AllReduces, Array, Op, RepeatedOps
+from nc10d.ops import AllReduces, Array, Op, Recv, RepeatedOps, Send
 from nc10d.ops.facts import name_of
 from nc10d.ops.reductions import ReductionKind
 
@@ -102,7 +102,8 @@ class LaunchPlanner:
         counts = tuple([count // elements for count in rows[5 :: native.WORDS]])
         text = text_of_all_reduces(dtype.label, ops.op.compared, counts)
         cached.table = self._table_of(
-            text, cached.comm_streams, self._before, lambda table: table.block(rows)
+            *(text, self.board.collectives, cached.comm_streams, self._before),
+            lambda table: table.block(rows),
         )
         self._cache.keep(key, ops, cached)
         return cached
@@ -153,8 +154,9 @@ class LaunchPlanner:
     ) -> list[OperationCalls]:
         group, scratch = self._group, self._scratch.address
         has, kernel = group.library.has, self._kernel
+        links = group.options.links != "group"
         context = CallContext(
-            group.rank, group.size, has, premul_op, scratch, self._fp8, kernel, room
+            group.rank, group.size, has, premul_op, scratch, self._fp8, kernel, room, links
         )
         calls = list[OperationCalls]()
         for op in ops:
@@ -192,10 +194,10 @@ class LaunchPlanner:
     def _new_room(self, nbytes: int) -> memory.DeviceArray:
         return memory.reserve((nbytes,), DType.UINT8, self.device)
 
-    def caller_of(self, comm_streams: tuple[CommStream, ...]) -> Caller:
+    def caller_of(self, ops: Sequence[Op]) -> Caller:
         """Return a launch's caller: peers compare launches with a collective."""
-        compared = any(comm_stream.name == COLLECTIVES for comm_stream in comm_streams)
-        return self.board.collectives if compared else self.board.messages
+        alone = all(isinstance(op, (Send, Recv)) for op in ops)
+        return self.board.messages if alone else self.board.collectives
 
     def _table_for(
         self,
@@ -236,11 +238,13 @@ class LaunchPlanner:
                 rows.of_operation(place, self.board.links.row(op))
             calls_body(rows)
 
-        return self._table_of(CallText(compared(ops)), comm_streams, before, body, kept)
+        caller = self.caller_of(ops)
+        return self._table_of(CallText(compared(ops)), caller, comm_streams, before, body, kept)
 
     def _table_of(
         self,
         text: CallText,
+        caller: Caller,
         comm_streams: tuple[CommStream, ...],
         before: int,
         body: Body,
@@ -248,7 +252,6 @@ class LaunchPlanner:
     ) -> LaunchTable:
         begun = self._pool.take(timing=True) if self._timing else 0
         events = Events(before, begun, self._joint.handle if len(comm_streams) > 1 else 0)
-        caller = self.caller_of(comm_streams)
         return LaunchTable(
             comm_streams, events, body, TableRows(self._library), caller, (text, kept)
         )
