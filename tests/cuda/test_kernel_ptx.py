@@ -199,9 +199,10 @@ def by_words_and_singly(dtype: DType) -> list[Piece]:
 def every_value(dtype: DType) -> Array:
     if dtype.itemsize < 4:
         return np.arange(1 << 8 * dtype.itemsize, dtype=f"u{dtype.itemsize}").view(dtype.numpy)
-    # All signs, exponents and first bits of a mantissa, with the last bits at a tie or beside it.
+    # All signs, exponents and first bits of a mantissa; the last bits are at a tie or beside it,
+    # behind an even and an odd number.
     high = np.arange(1 << 14, dtype=np.uint32) << np.uint32(18)
-    ties = [tie + by for tie in (0, 1 << 12, 1 << 15, 1 << 17) for by in (-1, 0, 1)]
+    ties = [tie + by for tie in (0, 1 << 12, 3 << 12, 1 << 15, 3 << 15) for by in (-1, 0, 1)]
     return np.concatenate([high + np.uint32(tie % (1 << 18)) for tie in ties]).view(np.float32)
 
 
@@ -223,6 +224,7 @@ WRONG = [
     (F16, F32, r"(prmt\.b32 .*), 4180;", r"\1, 4181;"),  # one byte of a word of another register
     (F32, BF16, r"(prmt\.b32 .*), 4180;", r"\1, 12372;"),
     (F32, BF16, r"(add\.s32 .*), 32767;", r"\1, 32768;"),  # a tie goes up
+    (F32, BF16, r"(and\.b32 .*), 1;", r"\1, 0;"),  # a tie goes down
     (F32, BF16, r"(min\.s64 .*), 16384;", r"\1, 16380;"),
     (F32, F16, r"(ld\.global\.v4\.f32 .*)\+16\];", r"\1];"),
     (F32, F32, r"(mul\.lo\.s64 .*), 24;", r"\1, 16;"),
