@@ -1,7 +1,7 @@
 """The PTX of the kernels has the bits of their bodies: the driver's text, run by an interpreter.
 
 A body runs on the CPU, thread by thread; its PTX runs beside it, on the same values in a GPU's
-addresses. `make test-nccl` installs the compiler that makes PTX.
+addresses. Only the PTX of folds needs a compiler, which `make test-nccl` installs.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from fold_twins import CPU, every_thread
 from numba import njit
 from ptx_interpreter import Fault, Kernel, Memory, launch, parse
 
+from nc10d.arrays.buffer import as_buffer
 from nc10d.arrays.dtypes import DType, element_of
-from nc10d.kernels.gpu.gpu_pack import CHUNK, THREADS, cast_body, chunks_of, copy_body
-from nc10d.kernels.gpu.gpu_ptx import kernel_ptx
+from nc10d.kernels.gpu.gpu_pack import CHUNK, THREADS, cast_body, chunks_of, copy_body, packing_name
+from nc10d.kernels.gpu.gpu_ptx import shipped_ptx
 from nc10d.kernels.gpu.gpu_reduce import ROW_ALIGN, elements_a_block, fold_ptx
+from nc10d.kernels.gpu.gpu_strided import SIDES, Side, sides_of, strided_launches, strided_name
 from nc10d.ops import AVG, BXOR, MAX, PRODUCT, SUM, ReduceOp, premul_sum
 from nc10d.testing.reference import same_bits
 from nc10d.testing.strategies import mixed_values
 
-pytestmark = needs_compilers
 Array = np.ndarray[Any, Any]
 Capability = tuple[int, int]
 F32, BF16, F16, BYTE = DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16, DType.UINT8
@@ -36,8 +37,7 @@ E4M3, E5M2 = DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2
 FLOATS = (F32, BF16, F16, E4M3, E5M2)
 PAIRS = [(BYTE, BYTE), *itertools.product(FLOATS, FLOATS)]
 TEXTS = [(7, 0), (10, 0)]
-"""NVVM makes two texts: up to sm_90, and from sm_100 on."""
-EVERY = [(7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
+"""NVVM makes two texts of a fold: up to sm_90, and from sm_100 on."""
 TABLE, CHUNKS, ARRAYS = 0x2_0000_0000, 0x7_FFFF_0000, 0x7F00_0000_0000
 APART = 1 << 34
 UNTOUCHED = 0xA5
@@ -45,14 +45,14 @@ each_pair = pytest.mark.parametrize(("src", "dst"), PAIRS, ids=lambda x: x.label
 each_text = pytest.mark.parametrize("capability", TEXTS, ids=["sm_70", "sm_100"])
 
 
-def text_of(src: DType, dst: DType, capability: Capability) -> str:
+def text_of(src: DType, dst: DType) -> str:
     """Return the PTX that the driver gets."""
-    return kernel_ptx(src, dst, src is not BYTE, capability)
+    return shipped_ptx(packing_name(src, dst, src is not BYTE))
 
 
 @functools.cache
-def kernel_of(src: DType, dst: DType, capability: Capability) -> Kernel:
-    return parse(text_of(src, dst, capability))
+def kernel_of(src: DType, dst: DType) -> Kernel:
+    return parse(text_of(src, dst))
 
 
 @functools.cache
@@ -162,10 +162,9 @@ def pieces_of(dtype: DType, seed: int) -> list[Piece]:
     return pieces
 
 
-@each_text
 @each_pair
-def test_all_alignments_and_tails(src: DType, dst: DType, capability: Capability) -> None:
-    kernel = kernel_of(src, dst, capability)
+def test_all_alignments_and_tails(src: DType, dst: DType) -> None:
+    kernel = kernel_of(src, dst)
     check(kernel, src, dst, pieces_of(src, 1), factor=1 / 3)
     check(kernel, src, dst, pieces_of(src, 2)[:14], factor=-1e4, threads=32)
 
@@ -174,13 +173,12 @@ MANTISSAS = {F32: 23, BF16: 7, F16: 10, E4M3: 3, E5M2: 2}
 FACTORS = [1 / 3, -(2.0**-20), 3e38, 1e-45, np.inf, np.nan, 0.0]
 
 
-@each_text
 @pytest.mark.parametrize("src", FLOATS, ids=lambda x: x.label)
-def test_every_value(src: DType, capability: Capability) -> None:
+def test_every_value(src: DType) -> None:
     """All values of narrow types; of float32 those at a tie, and beside one."""
     pieces = by_words_and_singly(src)
     for index, dst in enumerate(FLOATS):
-        kernel = kernel_of(src, dst, capability)
+        kernel = kernel_of(src, dst)
         check(kernel, src, dst, pieces)
         for factor in (FACTORS[index], FACTORS[-1 - index]):
             check(kernel, src, dst, pieces[:1], factor=factor)
@@ -206,12 +204,9 @@ def every_value(dtype: DType) -> Array:
     return np.concatenate([high + np.uint32(tie % (1 << 18)) for tie in ties]).view(np.float32)
 
 
-@each_text
 @each_pair
-def test_arrays_of_more_than_two_to_the_31_elements(
-    src: DType, dst: DType, capability: Capability
-) -> None:
-    kernel = kernel_of(src, dst, capability)
+def test_arrays_of_more_than_two_to_the_31_elements(src: DType, dst: DType) -> None:
+    kernel = kernel_of(src, dst)
     far = [(1 << 31) * src.itemsize, (1 << 32) - CHUNK, (1 << 33) + CHUNK]
     pieces = [Piece(mixed_values(src, CHUNK, at % 7), first=at, more=CHUNK * 9) for at in far]
     pieces.append(Piece(mixed_values(src, 77, 5), 1, 1, first=(1 << 33)))
@@ -242,7 +237,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("src", "dst", "right", "wrong"), WRONG)
 def test_a_wrong_text_is_found(src: DType, dst: DType, right: str, wrong: str) -> None:
-    text, changes = re.subn(right, wrong, text_of(src, dst, (9, 0)), count=1)
+    text, changes = re.subn(right, wrong, text_of(src, dst), count=1)
     assert changes == 1, "the text has such an instruction"
     kernel = parse(text)
 
@@ -252,6 +247,68 @@ def test_a_wrong_text_is_found(src: DType, dst: DType, right: str, wrong: str) -
 
     with pytest.raises((AssertionError, Fault)):
         both()
+
+
+WORDS = [1, 2, 4, 8, 16]
+
+
+@functools.cache
+def strided_kernel(word: int) -> Kernel:
+    return parse(shipped_ptx(strided_name(word)))
+
+
+@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize("dimensions", range(1, SIDES + 2))
+def test_strided_arrays_are_gathered_and_scattered(word: int, dimensions: int) -> None:
+    """An array with steps of all kinds, to a packed one in C order, and back."""
+    random = np.random.default_rng(dimensions)
+    shape = random.integers(2, max(3, 4000 ** (1 / dimensions)), dimensions)
+    whole = random.integers(0, 256, (*(2 * shape), word), np.uint8)
+    x = whole[tuple(slice(None, None, (-1) ** k * (1 + k % 2)) for k in range(dimensions))]
+    x = x.transpose(*random.permutation(dimensions), dimensions)
+    x = x.view({1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}[word])[..., 0]
+    width, sides = sides_of(as_buffer(x))
+    offset = as_buffer(x).address - whole.ctypes.data
+    strided, packed = ARRAYS + offset, 2 * ARRAYS
+    memory = Memory({ARRAYS: whole.ravel(), 2 * ARRAYS: aligned(x.nbytes)}, {2 * ARRAYS})
+    for kernel, blocks, *arguments in strided_launches(packed, strided, width, sides, int):
+        launch(strided_kernel(kernel), memory, arguments, range(blocks), THREADS)
+    assert memory.bytes_at(packed).tobytes() == x.tobytes()
+    values = random.integers(0, 256, x.nbytes, np.uint8)
+    memory = Memory({ARRAYS: whole.ravel(), 2 * ARRAYS: values}, {ARRAYS})
+    back = [Side(length, src_step, dst_step) for length, dst_step, src_step in sides]
+    for kernel, blocks, *arguments in strided_launches(strided, packed, width, back, int):
+        launch(strided_kernel(kernel), memory, arguments, range(blocks), THREADS)
+    expected = whole.copy()
+    np.ndarray(x.shape, x.dtype, expected, offset, x.strides)[...] = values.view(x.dtype).reshape(
+        x.shape
+    )
+    assert memory.bytes_at(ARRAYS).tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_strided_arrays_of_more_than_two_to_the_31_elements(word: int) -> None:
+    """Rows of 1000 words, each second word of which is taken; and columns between them."""
+    row, rows, columns = 1000, 1 << 16, 99
+    sides = [Side(row, word, 2 * word), Side(rows, row * word, 1 << 20)]
+    sides.append(Side(columns, rows * row * word, 1 << 38))
+    words = 4 * THREADS
+    (found,) = strided_launches(1 << 60, 1 << 50, word, sides, int)
+    _, blocks, *arguments = found
+    for block in (0, (1 << 31) // words, (1 << 32) // words, blocks - 1):
+        indices = range(block * words, min((block + 1) * words, row * rows * columns))
+        ranges = {(1 << 60) + indices[0] * word: aligned(len(indices) * word)}
+        expected = list[Array]()
+        for number in range(indices[0] // row, indices[-1] // row + 1):
+            begin = (1 << 50) + number % rows * (1 << 20) + number // rows * (1 << 38)
+            values = np.random.default_rng(number).integers(0, 256, 2 * row * word, np.uint8)
+            ranges[begin] = values
+            expected.append(values.reshape(row, 2, word)[:, 0])
+        memory = Memory(ranges, {(1 << 60) + indices[0] * word})
+        launch(strided_kernel(word), memory, arguments, [block], THREADS)
+        first = indices[0] % row
+        wanted = np.concatenate(expected)[first : first + len(indices)]
+        assert memory.bytes_at((1 << 60) + indices[0] * word).tobytes() == wanted.tobytes()
 
 
 KNOWN = [
@@ -269,6 +326,7 @@ KNOWN = [
 ]
 
 
+@needs_compilers
 @each_text
 @pytest.mark.parametrize(("op", "dtype"), KNOWN, ids=lambda x: getattr(x, "label", str(x)))
 def test_a_fold_has_the_bits_of_its_body(
@@ -298,11 +356,10 @@ def test_a_fold_has_the_bits_of_its_body(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("capability", EVERY, ids=lambda x: f"sm_{x[0]}{x[1]}")
 @each_pair
-def test_many_values(src: DType, dst: DType, capability: Capability) -> None:
-    kernel = kernel_of(src, dst, capability)
-    random = np.random.default_rng(capability)
+def test_many_values(src: DType, dst: DType) -> None:
+    kernel = kernel_of(src, dst)
+    random = np.random.default_rng(1)
     for seed in range(20):
         check(kernel, src, dst, pieces_of(src, 1000 * seed), factor=float(random.normal()))
         values = mixed_values(src, 1 << 18, seed)
