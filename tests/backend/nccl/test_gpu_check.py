@@ -16,7 +16,6 @@ sys.path.insert(0, str(ROOT / "tools"))
 from gpu_claims import CLAIMS  # noqa: E402
 
 pytestmark = needs_emulators
-not_yet = pytest.mark.xfail(run=False, reason="laws in test_nccl_audited.py do not hold yet")
 TESTS = ["backend/nccl", "backend/staged", "torch", "emulators"]
 FOLDERS = ["", "tools", *(f"tests/{name}" for name in TESTS)]
 
@@ -46,13 +45,11 @@ def check(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@not_yet
 @pytest.mark.timeout(960)
 def test_gpu_check_runs_to_its_end(tmp_path: Path) -> None:
     runs_to_its_end(tmp_path, "--quick")
 
 
-@not_yet
 @pytest.mark.slow
 @pytest.mark.timeout(960)
 def test_gpu_check_runs_in_full(tmp_path: Path) -> None:

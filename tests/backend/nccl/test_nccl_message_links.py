@@ -176,6 +176,27 @@ def test_blocks_of_messages_need_a_single_queue(queues: str) -> None:
         ranks.run(messages_go_with_collectives_where_queues_are_few)
 
 
+def other_tags_are_found_without_boards(group: ProcessGroup) -> None:
+    """Both messages arrive; the ranks compare what they have had while an operation is pending."""
+    exchange(group, [1, 2])
+
+    def exchange_wrongly() -> None:
+        x = full(group, 0.0)
+        if group.rank:
+            group.recv(x, 0, tag=4)
+        else:
+            group.send(x, 1, tag=3)
+        group.irecv(x, 1 - group.rank, tag=9).wait_blocking(LONG)  # nobody sends
+
+    with pytest.raises(CollectiveMismatch, match="sends 400 bytes with tag 3, rank 1 receives 400"):
+        exchange_wrongly()
+
+
+def test_a_group_of_nccl_alone_compares_tags_by_its_store() -> None:
+    with emulated_ranks(2, "nccl") as ranks:
+        ranks.run(other_tags_are_found_without_boards)
+
+
 ACROSS_HOSTS = """
 import sys
 import numpy as np

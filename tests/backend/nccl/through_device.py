@@ -21,6 +21,7 @@ from nc10d.arrays.dtypes import DType
 from nc10d.arrays.validate import validate
 from nc10d.backend.nccl.backend import NcclBackend
 from nc10d.backend.nccl.backend import make as make_nccl
+from nc10d.backend.nccl.comm.options import NcclOptions
 from nc10d.backend.protocol import Backend, BackendSetup
 from nc10d.base.deadline import Deadline
 from nc10d.ops import Op
@@ -28,6 +29,8 @@ from nc10d.store.base import Store
 from nc10d.work import Work
 
 WRITTEN = ("x", "out")
+TAGGED = NcclOptions(links="tag")
+"""The suite receives messages in any order of their tags; NCCL knows no tags."""
 
 
 def make(setup: BackendSetup) -> ThroughDevice:
@@ -36,7 +39,7 @@ def make(setup: BackendSetup) -> ThroughDevice:
         # NCCL accepts ranks on the same device only from different hosts.
         os.environ.setdefault("NCCL_HOSTID", f"rank-{setup.rank}")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-    return ThroughDevice(make_nccl(setup), setup.rank % count)
+    return ThroughDevice(make_nccl(dataclasses.replace(setup, options=TAGGED)), setup.rank % count)
 
 
 class ThroughDevice(Backend):
@@ -67,7 +70,7 @@ class ThroughDevice(Backend):
     def split(
         self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline, options: Any = None
     ) -> ThroughDevice:
-        inner = self.inner.split(ranks, name, store, deadline, options)
+        inner = self.inner.split(ranks, name, store, deadline, TAGGED)
         return ThroughDevice(inner, self.device)
 
     def abort(self, reason: BaseException) -> None:

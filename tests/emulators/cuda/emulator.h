@@ -108,6 +108,7 @@ bool cuemu_map(struct range *range, size_t size);
 void cuemu_unmap(const struct range *range);
 void cuemu_add_range(const struct range *range);
 bool cuemu_take_range(uintptr_t base, CUmemorytype kind, struct range *taken);
+bool cuemu_take_locked(uintptr_t base, CUmemorytype kind, struct range *taken);
 
 /* Kernels. A twin is called with the launch's six dimensions, and copies of its arguments. */
 typedef void (*twin_fn)(const unsigned *grid, const unsigned *block, void **args);

@@ -39,10 +39,8 @@ void cuemu_add_range(const struct range *added) {
   pthread_mutex_unlock(&cuemu_lock);
 }
 
-/* Take out the range that begins at `base`; false if there is none of that kind. */
-bool cuemu_take_range(uintptr_t base, CUmemorytype kind, struct range *taken) {
-  bool found = false;
-  pthread_mutex_lock(&cuemu_lock);
+/* With the lock: take out the range that begins at `base`; false if there is none of that kind. */
+bool cuemu_take_locked(uintptr_t base, CUmemorytype kind, struct range *taken) {
   for (struct range **link = &ranges; *link; link = &(*link)->next) {
     struct range *range = *link;
     if (range->base != base || range->kind != kind) continue;
@@ -50,9 +48,14 @@ bool cuemu_take_range(uintptr_t base, CUmemorytype kind, struct range *taken) {
     *link = range->next;
     if (kind == CU_MEMORYTYPE_DEVICE) in_use[range->device] -= range->size;
     free(range);
-    found = true;
-    break;
+    return true;
   }
+  return false;
+}
+
+bool cuemu_take_range(uintptr_t base, CUmemorytype kind, struct range *taken) {
+  pthread_mutex_lock(&cuemu_lock);
+  bool found = cuemu_take_locked(base, kind, taken);
   pthread_mutex_unlock(&cuemu_lock);
   return found;
 }

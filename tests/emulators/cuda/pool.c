@@ -103,12 +103,15 @@ CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream handle) {
   struct spoiled spoiled = {found->shadow, found->room};
   CUresult result = cuemu_enqueue(handle, spoil, &spoiled, sizeof spoiled);
   REQUIRE(result == CUDA_SUCCESS, result);
-  REQUIRE(cuemu_take_range(pointer, CU_MEMORYTYPE_DEVICE, &range), CUDA_ERROR_INVALID_VALUE);
-  struct block *block = malloc(sizeof *block);
-  pthread_mutex_lock(&cuemu_lock);
-  *block = (struct block){blocks, range, stream, stream->issued};
-  blocks = block;
-  trim();
+  pthread_mutex_lock(&cuemu_lock); /* kernels on their way find it among the ranges, or in the pool */
+  bool taken = cuemu_take_locked(pointer, CU_MEMORYTYPE_DEVICE, &range);
+  if (taken) {
+    struct block *block = malloc(sizeof *block);
+    *block = (struct block){blocks, range, stream, stream->issued};
+    blocks = block;
+    trim();
+  }
   pthread_mutex_unlock(&cuemu_lock);
+  REQUIRE(taken, CUDA_ERROR_INVALID_VALUE);
   return CUDA_SUCCESS;
 }

@@ -27,8 +27,9 @@ BOARD_RECORDS = BOARD_CALLS + 16 * CALLS
 BOARD_BYTES = BOARD_RECORDS + at.RECORD_BYTES * RECORDS
 LINKED = 16
 """How many of a link's latest messages are compared."""
-LINK_BYTES = 8 + 24 * LINKED
-"""A link's part of a board, behind the calls: whether a graph has messages there, then messages."""
+LINK_BYTES = 8 + 32 * LINKED
+"""A link's part of a board, behind the calls: whether a graph has messages there, then messages
+by number, tag, bytes, and a hash over this and all before."""
 TAGS_DIFFER, NEW_SITE, DIFFERS = 98, 99, 100
 """Answers: 0, TAGS_DIFFER, NEW_SITE (nothing has happened), or DIFFERS + a peer's index. None is a
 code from NCCL, and all are less than native.SCALE."""
@@ -50,8 +51,11 @@ CALLER_SITES = at.C_SITES
 ) = range(CALLER_SITES + 8, CALLER_SITES + 11 * 8, 8)
 
 # A link between two ranks: its part of this rank's board; the address of the word with the place of
-# the peer's board, the arena's base, and the link's offset there; messages so far.
-LINK_OWN, LINK_WORD, LINK_BASE, LINK_OFFSET, LINK_NUMBER = range(0, 5 * 8, 8)
+# the peer's board, the arena's base, and the link's offset there; messages so far, and their hash.
+LINK_OWN, LINK_WORD, LINK_BASE, LINK_OFFSET, LINK_NUMBER, LINK_CHAIN = range(0, 6 * 8, 8)
+
+_MIXING = -7046029254386353131
+"""The golden ratio's 64 bits: an odd factor that mixes well (Knuth, TAOCP 3, section 6.4)."""
 
 # A call: its fingerprint, then its text.
 CALL_TEXT = 8
@@ -87,8 +91,7 @@ def nc10d_nccl_enter(caller, call):  # type: ignore[no-untyped-def]
     board = load(caller + CALLER_BOARD)
     if board == 0:
         return 0
-    # The golden ratio's 64 bits: an odd factor that mixes well (Knuth, TAOCP 3, section 6.4).
-    chain = load(caller + CALLER_CHAIN) * -7046029254386353131 + load(call)
+    chain = load(caller + CALLER_CHAIN) * _MIXING + load(call)
     store(caller + CALLER_CHAIN, chain)
     record = board + BOARD_RECORDS + at.RECORD_BYTES * (number & (RECORDS - 1))
     store_release(record, 0)
@@ -122,10 +125,13 @@ def nc10d_nccl_link(link, tag, nbytes):  # type: ignore[no-untyped-def]
     number = load(link + LINK_NUMBER) + 1
     store(link + LINK_NUMBER, number)
     own, place = load(link + LINK_OWN), load_acquire(load(link + LINK_WORD))
-    at_slot = 8 + 24 * (number & (LINKED - 1))
+    chain = (load(link + LINK_CHAIN) * _MIXING + tag) * _MIXING + nbytes
+    store(link + LINK_CHAIN, chain)
+    at_slot = 8 + 32 * (number & (LINKED - 1))
     store_release(own + at_slot, 0)
     store_release(own + at_slot + 8, tag)
     store_release(own + at_slot + 16, nbytes)
+    store_release(own + at_slot + 24, chain)
     exchange(own + at_slot, number)  # a full fence, as above
     if place == 0:
         return 0

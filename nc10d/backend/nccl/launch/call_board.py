@@ -134,7 +134,9 @@ class CallBoard:
     def compare_hosts(self) -> CollectiveMismatch | None:
         """Tell ranks on other hosts the latest call, and compare theirs; any thread may call."""
         board, messages = self._board, self._group.messages()
-        if board is None or messages is None or not board.partners:
+        if board is None or messages is None:
+            return self.links.compare_hosts(messages)
+        if not board.partners:
             return None
         number, rank = self.collectives.number, self._group.rank
         slot = _slot(board.address, number)

@@ -2,14 +2,16 @@
 
 NCCL matches a link's messages in order, and knows no tags. So each rank puts tag and bytes of its
 messages onto its board, and the later rank sees a difference before it enters the communicator.
-Between hosts the ranks compare the latest message a few times a second. A link with messages in
-CUDA graphs, which run uncounted, is not compared.
+Between hosts, and in a group without boards, the ranks compare what they have sent and received so
+far a few times a second while operations are pending. A link with messages in CUDA graphs, which
+run uncounted, is not compared.
 """
 
 from __future__ import annotations
 
 import ctypes
 from array import array
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from nc10d.arrays.buffer import as_buffer
@@ -19,6 +21,7 @@ from nc10d.backend.nccl.comm.comm_streams import NcclGroup
 from nc10d.backend.shared_board import GroupMessages, PeerBoard, SharedBoard
 from nc10d.errors import CollectiveMismatch
 from nc10d.ops import Op, Recv, Send
+from nc10d.store.base import Store
 
 _NUMBER = entering.LINK_NUMBER // 8
 _KEY = "device/message"
@@ -32,67 +35,94 @@ class _Link(NamedTuple):
     local: bool
     words: array[int]
 
-    def message(self, number: int) -> tuple[int, int] | None:
-        """Return tag and bytes of this rank's message, None if they are not there (any more)."""
-        slot = self.words[0] + 8 + 24 * (number % entering.LINKED)
-        found, tag, nbytes = (ctypes.c_int64 * 3).from_address(slot)
-        return (tag, nbytes) if found == number else None
+    def message(self, number: int) -> _Message | None:
+        """Return a message of this rank, None if it is not there (any more)."""
+        found, *message = _slot(self.words[0], number)
+        return _Message(*message) if found == number else None
+
+
+class _Message(NamedTuple):
+    """Tag and bytes of a message, and the hash over this and all before on its link."""
+
+    tag: int
+    nbytes: int
+    chain: int
+
+
+class _StoreTexts:
+    """Texts between ranks by the group's store, for groups without GroupMessages."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def set(self, key: str, value: str, to: Sequence[int] | None = None) -> None:
+        """Publish a text."""
+        self._store.set(key, value)
+
+    def value(self, key: str) -> str | None:
+        """Return the latest text of a key, None if none has come."""
+        return self._store.get(key).decode() if self._store.check([key]) else None
 
 
 class MessageLinks:
-    """A group's links on this rank, if it has a `board`; used under the launches' lock."""
+    """A group's links on this rank, on its `board` if it has one; used under the launches' lock."""
 
     def __init__(self, group: NcclGroup, board: SharedBoard | None) -> None:
         self._group = group
-        self._board = None if group.options.links == "tag" else board
+        self._board = board
+        self._compares = group.options.links != "tag"
+        self._kept: list[array[int]] = []
+        self._texts: _StoreTexts | None = None
         self._links: dict[tuple[int, bool], _Link] = {}
         self._nowhere = array("q", [0])  # the place of a board on another host
         self._told: dict[str, int] = {}
 
     def row(self, op: Op) -> tuple[int, ...]:
         """Return the call that compares a message, with its arguments; () if nothing does."""
-        if self._board is None or not isinstance(op, (Send, Recv)):
+        if not self._compares or not isinstance(op, (Send, Recv)):
             return ()
-        words = self._link(self._board, op).words
+        words = self._link(op).words
         tag, nbytes = op.tag, as_buffer(op.x).nbytes
         return nc10d_nccl_link.address, words.buffer_info()[0], tag, nbytes
 
     def captured(self, op: Op) -> None:
         """Compare no more messages of an operation's link: a graph repeats some of them."""
-        if self._board is not None and isinstance(op, (Send, Recv)):
-            link = self._link(self._board, op)
+        if self._compares and isinstance(op, (Send, Recv)):
+            link = self._link(op)
             ctypes.c_int64.from_address(link.words[0]).value = 1
 
-    def _link(self, board: SharedBoard, op: Send | Recv) -> _Link:
+    def _link(self, op: Send | Recv) -> _Link:
         assert op.peer is not None, "a receive from any rank has been refused"
         key = op.peer, isinstance(op, Send)
         found = self._links.get(key)
         if found is None:
-            found = self._links[key] = self._new_link(board, *key)
+            found = self._links[key] = self._new_link(*key)
         return found
 
-    def _new_link(self, board: SharedBoard, peer: int, sends: bool) -> _Link:
-        nowhere = PeerBoard(peer, self._nowhere.buffer_info()[0], 0)
-        there = next((each for each in board.peers if each.rank == peer), nowhere)
-        own = board.address + _offset(peer, sends)
-        words = (own, there.word, there.base, _offset(self._group.rank, not sends), 0)
+    def _new_link(self, peer: int, sends: bool) -> _Link:
+        board = self._board
+        there = nowhere = PeerBoard(peer, self._nowhere.buffer_info()[0], 0)
+        if board is None:
+            self._kept.append(array("q", bytes(LINK_BYTES)))
+            own = self._kept[-1].buffer_info()[0]
+        else:
+            own = board.address + _offset(peer, sends)
+            there = next((each for each in board.peers if each.rank == peer), nowhere)
+        words = (own, there.word, there.base, _offset(self._group.rank, not sends), 0, 0)
         return _Link(peer, sends, there is not nowhere, array("q", words))
 
     def mismatch(self, op: Op) -> CollectiveMismatch:
         """Return the error for a message whose tag or bytes differ from the peer's."""
-        assert self._board is not None, "only a board's messages are compared"
-        assert isinstance(op, (Send, Recv)), "only messages are"
-        link = self._link(self._board, op)
-        number, (_, word, base, offset, _) = link.words[_NUMBER], link.words
+        assert isinstance(op, (Send, Recv)), "only messages are compared"
+        link = self._link(op)
+        number, (_, word, base, offset, *_) = link.words[_NUMBER], link.words
         place = base + ctypes.c_int64.from_address(word).value - 1 + offset
-        slot = place + 8 + 24 * (number % entering.LINKED)
-        _, tag, nbytes = (ctypes.c_int64 * 3).from_address(slot)
-        return self._error(link, number, (tag, nbytes))
+        return self._error(link, number, _Message(*_slot(place, number)[1:]))
 
-    def _error(self, link: _Link, number: int, theirs: tuple[int, int]) -> CollectiveMismatch:
+    def _error(self, link: _Link, number: int, theirs: _Message) -> CollectiveMismatch:
         group = self._group
         sides = (group.rank, link.message(number) or theirs), (link.peer, theirs)
-        (src, (tag, nbytes)), (dst, (wanted, room)) = sides if link.sends else sides[::-1]
+        (src, (tag, nbytes, _)), (dst, (wanted, room, _)) = sides if link.sends else sides[::-1]
         advice = (
             "; a rank's messages to another are received in their order, unless the group has "
             'NcclOptions(links="tag")'
@@ -100,15 +130,21 @@ class MessageLinks:
         return CollectiveMismatch(
             f"ranks disagree on message #{number} on devices of group {group.name!r}: rank {src} "
             f"sends {nbytes} bytes with tag {tag}, rank {dst} receives {room} bytes with tag "
-            f"{wanted}{advice if tag != wanted else ''}",
+            f"{wanted}{advice if nbytes == room else ''}",
             rank=link.peer,
             group=group.name,
             op="send" if link.sends else "recv",
             seq=number,
         )
 
-    def compare_hosts(self, messages: GroupMessages) -> CollectiveMismatch | None:
-        """Tell ranks on other hosts the latest messages, compare theirs; any thread may call."""
+    def compare_hosts(self, messages: GroupMessages | None) -> CollectiveMismatch | None:
+        """Tell ranks that have no board here the latest messages, compare theirs; any thread."""
+        if not self._links:
+            return None
+        if messages is None:
+            self._texts = self._texts or _StoreTexts(self._group.store.clone())
+        texts = messages or self._texts
+        assert texts is not None, "the store's, if no others"
         for link in list(self._links.values()):
             number = link.words[_NUMBER]
             mine = None if link.local else link.message(number)
@@ -118,13 +154,19 @@ class MessageLinks:
             own, other = ("sent", "received") if link.sends else ("received", "sent")
             if self._told.get(key := f"{_KEY}/{own}/{here}/{there}") != number:
                 self._told[key] = number
-                messages.set(key, f"{number} {mine[0]} {mine[1]}", (there,))
-            told = messages.value(f"{_KEY}/{other}/{there}/{here}")
+                texts.set(key, f"{number} {mine.tag} {mine.nbytes} {mine.chain}", (there,))
+            told = texts.value(f"{_KEY}/{other}/{there}/{here}")
             if told is not None:
-                at, tag, nbytes = map(int, told.split())
-                if (link.message(at) or (tag, nbytes)) != (tag, nbytes):
-                    return self._error(link, at, (tag, nbytes))
+                at, *message = map(int, told.split())
+                if (link.message(at) or _Message(*message)) != tuple(message):
+                    return self._error(link, at, _Message(*message))
         return None
+
+
+def _slot(link: int, number: int) -> list[int]:
+    """Return the number, tag, bytes and hash in a message's place of a link's part of a board."""
+    at = link + 8 + 32 * (number % entering.LINKED)
+    return [*(ctypes.c_int64 * 4).from_address(at)]
 
 
 def _offset(peer: int, sends: bool) -> int:
