@@ -20,9 +20,6 @@ needs_emulators = pytest.mark.skipif(
     (find_headers() is None or not shutil.which("gcc")) and not WANTED, reason=REASON
 )
 
-# What a GPU refuses, or waits for, and nc10d does not bear yet. Whoever mends it removes the name.
-LAX: tuple[str, ...] = ()
-
 
 @contextmanager
 def emulators(**more: str) -> Iterator[None]:
@@ -31,8 +28,7 @@ def emulators(**more: str) -> Iterator[None]:
     if libraries is None:
         pytest.fail(REASON) if WANTED else pytest.skip(REASON)
     with pytest.MonkeyPatch.context() as patch:
-        lax = {"NC10D_EMULATED_LAX": ",".join(LAX)}
-        for name, value in {**libraries.environment(), **lax, **more}.items():
+        for name, value in {**libraries.environment(), **more}.items():
             patch.setenv(name, value)
         yield
 

@@ -17,13 +17,6 @@ int cuemu_number(const char *variable, int otherwise) {
   return text && *text ? atoi(text) : otherwise;
 }
 
-bool cuemu_lax(const char *rule) {
-  const char *text = getenv("NC10D_EMULATED_LAX");
-  for (size_t length = strlen(rule); text && *text; text += strcspn(text, ","), text += *text == ',')
-    if (strcspn(text, ",") == length && !strncmp(text, rule, length)) return true;
-  return false;
-}
-
 double cuemu_now(void) {
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);

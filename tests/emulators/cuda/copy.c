@@ -32,7 +32,7 @@ static CUresult copy_async(uintptr_t to, uintptr_t from, size_t size, CUstream s
 }
 
 static CUresult copy_now(uintptr_t to, uintptr_t from, size_t size) {
-  WANT_CONTEXT();
+  NEED_CONTEXT();
   CUresult unsafe = cuemu_unsafe();
   REQUIRE(unsafe == CUDA_SUCCESS, unsafe);
   CUresult result = copy_async(to, from, size, NULL);
@@ -40,19 +40,19 @@ static CUresult copy_now(uintptr_t to, uintptr_t from, size_t size) {
 }
 
 CUresult cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t size, CUstream stream) {
-  WANT_CONTEXT();
+  NEED_CONTEXT();
   ON_DEVICE(to, size);
   return copy_async(to, (uintptr_t)from, size, stream);
 }
 
 CUresult cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t size, CUstream stream) {
-  WANT_CONTEXT();
+  NEED_CONTEXT();
   ON_DEVICE(from, size);
   return copy_async((uintptr_t)to, from, size, stream);
 }
 
 CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream) {
-  WANT_CONTEXT();
+  NEED_CONTEXT();
   ON_DEVICE(to, size);
   ON_DEVICE(from, size);
   return copy_async(to, from, size, stream);
@@ -63,19 +63,19 @@ CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream s
 }
 
 CUresult cuMemcpyHtoD(CUdeviceptr to, const void *from, size_t size) {
-  WANT_CONTEXT();
+  NEED_CONTEXT();
   ON_DEVICE(to, size);
   return copy_now(to, (uintptr_t)from, size);
 }
 
 CUresult cuMemcpyDtoH(void *to, CUdeviceptr from, size_t size) {
-  WANT_CONTEXT();
+  NEED_CONTEXT();
   ON_DEVICE(from, size);
   return copy_now((uintptr_t)to, from, size);
 }
 
 CUresult cuMemcpyDtoD(CUdeviceptr to, CUdeviceptr from, size_t size) {
-  WANT_CONTEXT();
+  NEED_CONTEXT();
   ON_DEVICE(to, size);
   ON_DEVICE(from, size);
   return copy_now(to, from, size);
@@ -93,7 +93,7 @@ static CUresult side(CUmemorytype kind, const void *host, CUdeviceptr device, si
 }
 
 CUresult cuMemcpy2DAsync(const CUDA_MEMCPY2D *c, CUstream stream) {
-  WANT_CONTEXT();
+  NEED_CONTEXT();
   uintptr_t to, from;
   CUresult result = side(c->srcMemoryType, c->srcHost, c->srcDevice, c->srcXInBytes, c->srcY, c->srcPitch, &from);
   REQUIRE(result == CUDA_SUCCESS, result);
@@ -104,7 +104,7 @@ CUresult cuMemcpy2DAsync(const CUDA_MEMCPY2D *c, CUstream stream) {
 }
 
 CUresult cuMemcpy2D(const CUDA_MEMCPY2D *copy) {
-  WANT_CONTEXT();
+  NEED_CONTEXT();
   CUresult result = cuMemcpy2DAsync(copy, NULL);
   return result == CUDA_SUCCESS ? cuemu_drain(cuemu_stream(NULL)) : result;
 }

@@ -126,9 +126,7 @@ CUcontext cuemu_context(void);
 CUcontext cuemu_context_of(CUdevice device);
 double cuemu_now(void);
 int cuemu_number(const char *variable, int otherwise);
-bool cuemu_lax(const char *rule); /* whether NC10D_EMULATED_LAX, a list with commas, names a rule */
 
 #define REQUIRE(condition, error) do { if (!(condition)) return (error); } while (0)
 /* As cuda.h lists it (CUDA_ERROR_INVALID_CONTEXT), of calls that could do without one. */
-#define WANT_CONTEXT() REQUIRE(cuemu_context() || cuemu_lax("context"), CUDA_ERROR_INVALID_CONTEXT)
 #define NEED_CONTEXT() REQUIRE(cuemu_context(), cuemu_ready ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_NOT_INITIALIZED)

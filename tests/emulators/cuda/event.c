@@ -33,7 +33,7 @@ CUresult cuEventCreate(CUevent *event, unsigned flags) {
 }
 
 CUresult cuEventDestroy(CUevent event) {
-  WANT_CONTEXT();
+  NEED_CONTEXT();
   REQUIRE(event, CUDA_ERROR_INVALID_HANDLE);
   pthread_mutex_lock(&cuemu_lock);
   release(event);
@@ -42,7 +42,7 @@ CUresult cuEventDestroy(CUevent event) {
 }
 
 CUresult cuEventRecord(CUevent event, CUstream handle) {
-  WANT_CONTEXT();
+  NEED_CONTEXT();
   REQUIRE(event, CUDA_ERROR_INVALID_HANDLE);
   CUstream stream = cuemu_stream(handle);
   REQUIRE(stream, CUDA_ERROR_INVALID_CONTEXT);
@@ -72,7 +72,7 @@ CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned flags) 
 
 /* Order the stream after the event; with an event of a capture, the stream joins that capture. */
 CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned flags) {
-  WANT_CONTEXT();
+  NEED_CONTEXT();
   (void)flags;
   REQUIRE(event, CUDA_ERROR_INVALID_HANDLE);
   CUstream stream = cuemu_stream(handle);
@@ -112,7 +112,7 @@ CUresult cuEventQuery(CUevent event) {
 }
 
 CUresult cuEventSynchronize(CUevent event) {
-  WANT_CONTEXT();
+  NEED_CONTEXT();
   REQUIRE(event, CUDA_ERROR_INVALID_HANDLE);
   CUresult unsafe = cuemu_unsafe();
   REQUIRE(unsafe == CUDA_SUCCESS, unsafe);
@@ -126,7 +126,7 @@ CUresult cuEventSynchronize(CUevent event) {
 }
 
 CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end) {
-  WANT_CONTEXT();
+  NEED_CONTEXT();
   REQUIRE(start && end && start->stream && end->stream, CUDA_ERROR_INVALID_HANDLE);
   REQUIRE(!((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING), CUDA_ERROR_INVALID_HANDLE);
   pthread_mutex_lock(&cuemu_lock);

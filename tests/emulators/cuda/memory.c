@@ -92,7 +92,7 @@ CUresult cuMemAlloc(CUdeviceptr *pointer, size_t size) {
 
 /* Waits for the device, as the driver does: what is on its way may use the memory. */
 CUresult cuMemFree(CUdeviceptr pointer) {
-  WANT_CONTEXT();
+  NEED_CONTEXT();
   struct range range;
   REQUIRE(pointer, CUDA_SUCCESS);
   CUresult unsafe = cuemu_unsafe();
@@ -126,7 +126,7 @@ CUresult cuMemHostAlloc(void **pointer, size_t size, unsigned flags) {
 CUresult cuMemAllocHost(void **pointer, size_t size) { return cuMemHostAlloc(pointer, size, 0); }
 
 CUresult cuMemFreeHost(void *pointer) {
-  WANT_CONTEXT();
+  NEED_CONTEXT();
   struct range range;
   if (cuemu_context()) cuCtxSynchronize();
   REQUIRE(cuemu_take_range((uintptr_t)pointer, CU_MEMORYTYPE_HOST, &range), CUDA_ERROR_INVALID_VALUE);
@@ -144,14 +144,14 @@ CUresult cuMemHostRegister(void *pointer, size_t size, unsigned flags) {
 }
 
 CUresult cuMemHostUnregister(void *pointer) {
-  WANT_CONTEXT();
+  NEED_CONTEXT();
   struct range range;
   REQUIRE(cuemu_take_range((uintptr_t)pointer, CU_MEMORYTYPE_HOST, &range), CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
   return CUDA_SUCCESS;
 }
 
 CUresult cuMemHostGetDevicePointer(CUdeviceptr *pointer, void *host, unsigned flags) {
-  WANT_CONTEXT();
+  NEED_CONTEXT();
   (void)flags;
   REQUIRE(cuemu_range((uintptr_t)host, 1), CUDA_ERROR_INVALID_VALUE);
   *pointer = (CUdeviceptr)host;
@@ -168,7 +168,7 @@ CUresult cuMemGetInfo(size_t *available, size_t *total) {
 }
 
 CUresult cuMemGetAddressRange(CUdeviceptr *base, size_t *size, CUdeviceptr pointer) {
-  WANT_CONTEXT();
+  NEED_CONTEXT();
   struct range *range = cuemu_range(pointer, 1);
   REQUIRE(range && range->kind == CU_MEMORYTYPE_DEVICE, CUDA_ERROR_NOT_FOUND);
   if (base) *base = range->base;
@@ -179,7 +179,7 @@ CUresult cuMemGetAddressRange(CUdeviceptr *base, size_t *size, CUdeviceptr point
 /* HOST_POINTER of device memory is an error on a GPU; here it is how other emulators, which play
  * the part of kernels, find the bytes of guarded memory. */
 CUresult cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr pointer) {
-  WANT_CONTEXT();
+  NEED_CONTEXT();
   struct range *range = cuemu_range(pointer, 1);
   REQUIRE(range, CUDA_ERROR_INVALID_VALUE);
   switch (attribute) {

@@ -73,14 +73,14 @@ CUresult cuModuleLoadData(CUmodule *module, const void *image) {
 }
 
 CUresult cuModuleUnload(CUmodule module) {
-  WANT_CONTEXT();
+  NEED_CONTEXT();
   REQUIRE(module, CUDA_ERROR_INVALID_HANDLE);
   free(module);
   return CUDA_SUCCESS;
 }
 
 CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name) {
-  WANT_CONTEXT();
+  NEED_CONTEXT();
   REQUIRE(module && name && strlen(name) < NAME, CUDA_ERROR_INVALID_VALUE);
   *function = calloc(1, sizeof **function); /* stays: modules live as long as programs */
   strcpy((*function)->name, name);
@@ -101,19 +101,19 @@ CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *nam
 }
 
 CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library) {
-  WANT_CONTEXT();
+  NEED_CONTEXT();
   *module = (CUmodule)library;
   return CUDA_SUCCESS;
 }
 
 CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel) {
-  WANT_CONTEXT();
+  NEED_CONTEXT();
   *function = (CUfunction)kernel;
   return CUDA_SUCCESS;
 }
 
 CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction function) {
-  WANT_CONTEXT();
+  NEED_CONTEXT();
   REQUIRE(function, CUDA_ERROR_INVALID_HANDLE);
   *value = attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024
            : attribute == CU_FUNC_ATTRIBUTE_NUM_REGS            ? 32
@@ -127,13 +127,13 @@ CUresult cuKernelGetAttribute(int *value, CUfunction_attribute attribute, CUkern
 }
 
 CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value) {
-  WANT_CONTEXT();
+  NEED_CONTEXT();
   (void)attribute, (void)value;
   return function ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
 CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function, int threads, size_t shared) {
-  WANT_CONTEXT();
+  NEED_CONTEXT();
   (void)shared;
   REQUIRE(function && threads > 0, CUDA_ERROR_INVALID_VALUE);
   *blocks = 2048 / threads;
@@ -156,7 +156,7 @@ static void run_launch(void *args) {
 CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                         unsigned block_y, unsigned block_z, unsigned shared, CUstream stream, void **args,
                         void **extra) {
-  WANT_CONTEXT();
+  NEED_CONTEXT();
   (void)shared;
   REQUIRE(function, CUDA_ERROR_INVALID_HANDLE);
   REQUIRE(grid_x && grid_y && grid_z && block_x && block_y && block_z, CUDA_ERROR_INVALID_VALUE);
@@ -174,7 +174,7 @@ CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, u
 }
 
 CUresult cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction function, void **args, void **extra) {
-  WANT_CONTEXT();
+  NEED_CONTEXT();
   REQUIRE(c, CUDA_ERROR_INVALID_VALUE);
   return cuLaunchKernel(function, c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX, c->blockDimY, c->blockDimZ,
                         c->sharedMemBytes, c->hStream, args, extra);

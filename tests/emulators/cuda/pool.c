@@ -94,7 +94,7 @@ static void free_later(void *args) {
 
 /* In a capture only memory of the graph itself can be freed, of which there is none here. */
 CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream handle) {
-  WANT_CONTEXT();
+  NEED_CONTEXT();
   CUstream stream = cuemu_stream(handle);
   REQUIRE(stream, CUDA_ERROR_INVALID_CONTEXT);
   struct range *found = cuemu_range(pointer, 1), range;

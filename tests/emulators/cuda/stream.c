@@ -157,7 +157,7 @@ CUstream cuemu_stream(CUstream handle) {
 /* With the lock: the blocking stream that is captured while the legacy stream of its context, if
  * this is that, is used. */
 CUstream cuemu_clash(CUstream stream) {
-  if (stream != stream->ctx->legacy || cuemu_lax("legacy")) return NULL;
+  if (stream != stream->ctx->legacy) return NULL;
   CUstream other = cuemu_streams;
   while (other && !(other->ctx == stream->ctx && other->graph && !(other->flags & CU_STREAM_NON_BLOCKING)))
     other = other->next;
@@ -222,7 +222,7 @@ CUresult cuStreamCreate(CUstream *stream, unsigned flags) {
 /* Returns at once, as the driver does: what is enqueued still runs. The struct stays, because
  * events may point at it. */
 CUresult cuStreamDestroy(CUstream stream) {
-  WANT_CONTEXT();
+  NEED_CONTEXT();
   REQUIRE(stream && stream != CU_STREAM_LEGACY, CUDA_ERROR_INVALID_HANDLE);
   pthread_mutex_lock(&cuemu_lock);
   stream->closing = true;
@@ -235,14 +235,14 @@ CUresult cuStreamDestroy(CUstream stream) {
 }
 
 CUresult cuStreamSynchronize(CUstream handle) {
-  WANT_CONTEXT();
+  NEED_CONTEXT();
   CUstream stream = cuemu_stream(handle);
   REQUIRE(stream, CUDA_ERROR_INVALID_CONTEXT);
   return cuemu_drain(stream);
 }
 
 CUresult cuStreamQuery(CUstream handle) {
-  WANT_CONTEXT();
+  NEED_CONTEXT();
   CUstream stream = cuemu_stream(handle);
   REQUIRE(stream, CUDA_ERROR_INVALID_CONTEXT);
   CUresult unsafe = cuemu_unsafe();
@@ -271,7 +271,7 @@ CUresult cuCtxSynchronize(void) {
 }
 
 CUresult cuStreamGetPriority(CUstream handle, int *priority) {
-  WANT_CONTEXT();
+  NEED_CONTEXT();
   CUstream stream = cuemu_stream(handle);
   REQUIRE(stream, CUDA_ERROR_INVALID_CONTEXT);
   *priority = stream->priority;
@@ -279,7 +279,7 @@ CUresult cuStreamGetPriority(CUstream handle, int *priority) {
 }
 
 CUresult cuStreamGetFlags(CUstream handle, unsigned *flags) {
-  WANT_CONTEXT();
+  NEED_CONTEXT();
   CUstream stream = cuemu_stream(handle);
   REQUIRE(stream, CUDA_ERROR_INVALID_CONTEXT);
   *flags = stream->flags;
@@ -287,7 +287,7 @@ CUresult cuStreamGetFlags(CUstream handle, unsigned *flags) {
 }
 
 CUresult cuStreamGetCtx(CUstream handle, CUcontext *ctx) {
-  WANT_CONTEXT();
+  NEED_CONTEXT();
   CUstream stream = cuemu_stream(handle);
   REQUIRE(stream, CUDA_ERROR_INVALID_CONTEXT);
   *ctx = stream->ctx;
@@ -307,7 +307,7 @@ static void call_host(void *args) {
 }
 
 CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *data) {
-  WANT_CONTEXT();
+  NEED_CONTEXT();
   REQUIRE(function, CUDA_ERROR_INVALID_VALUE);
   struct call call = {function, data};
   return cuemu_enqueue(stream, call_host, &call, sizeof call);

@@ -212,8 +212,8 @@ static void show(ncclComm_t comm, enum presence presence) {
 /* Give its memory back. Graphs with its launches have to be gone (init.cc, commDestroySync), and
  * whatever runs on the device has to be over. */
 static void leave(ncclComm_t comm) {
-  while (!nccl_lax("graphs") && atomic_load(&comm->captured)) nccl_pause(0.001);
-  if (!nccl_lax("abort")) nccl_wait_for_device(comm->device);
+  while (atomic_load(&comm->captured)) nccl_pause(0.001);
+  nccl_wait_for_device(comm->device);
   if (atomic_exchange(&comm->left, true)) return;
   comm->magic = 0;
   nccl_release(comm);
@@ -226,7 +226,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   if (nccl_fault(__func__, comm->rank, NULL, &result)) return result;
   if (comm->shared) flush(comm, NULL);
   show(comm, LEFT);
-  if (comm->shared && !nccl_lax("destroy")) nccl_wait_for_node(comm);
+  if (comm->shared) nccl_wait_for_node(comm);
   leave(comm);
   return ncclSuccess;
 }

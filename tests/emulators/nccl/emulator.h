@@ -190,7 +190,6 @@ size_t nccl_width(ncclDataType_t type);
 
 /* faults.c: true if the call must return `*result` at once */
 bool nccl_fault(const char *function, int rank, struct op *op, ncclResult_t *result);
-bool nccl_lax(const char *rule); /* whether NC10D_EMULATED_LAX, a list with commas, names a rule */
 
 #define REQUIRE(comm, condition, error, ...) \
   do { if (!(condition)) return nccl_fail(comm, error, __VA_ARGS__); } while (0)

@@ -55,13 +55,6 @@ static void sleep_milliseconds(long value) {
   nanosleep(&time, NULL);
 }
 
-bool nccl_lax(const char *rule) {
-  const char *text = getenv("NC10D_EMULATED_LAX");
-  for (size_t length = strlen(rule); text && *text; text += strcspn(text, ","), text += *text == ',')
-    if (strcspn(text, ",") == length && !strncmp(text, rule, length)) return true;
-  return false;
-}
-
 static bool act(const struct fault *fault, struct op *op, ncclResult_t *result) {
   if (!strcmp(fault->action, "die")) raise(SIGKILL);
   if (!strcmp(fault->action, "slow")) sleep_milliseconds(fault->value);
