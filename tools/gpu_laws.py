@@ -82,7 +82,7 @@ def keep_features(size: int) -> Iterator[Row]:
 def keep_queues() -> Iterator[Row]:
     """Let both ranks receive first, with few hardware queues and with many."""
     for queues in map(str, audited.CONNECTIONS):
-        given = {"CUDA_DEVICE_MAX_CONNECTIONS": queues, "NC10D_EMULATED_QUEUES": queues}
+        given = {"CUDA_DEVICE_MAX_CONNECTIONS": queues}
         laws = {f"{name}, {queues} queues": law for name, law in audited.messages().items()}
         yield from kept_laws(laws, 2, given=given)
 

@@ -49,7 +49,7 @@ def passes(group: ProcessGroup) -> list[bool]:
 @pytest.mark.parametrize(
     ("queues", "wanted"),
     [
-        ("0", [True, True, True, True, True, True]),
+        ("32", [True, True, True, True, True, True]),
         ("1", [True, False, True, False, True, False]),
         ("2", [True, True, True, False, True, True]),
     ],
@@ -57,7 +57,7 @@ def passes(group: ProcessGroup) -> list[bool]:
 def test_a_record_holds_its_queue_until_its_stream_comes_there(
     monkeypatch: pytest.MonkeyPatch, queues: str, wanted: list[bool]
 ) -> None:
-    monkeypatch.setenv("NC10D_EMULATED_QUEUES", queues)
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", queues)
     with Ranks(1, "processes", "fake") as one:
         assert one.run(passes) == [wanted]
 

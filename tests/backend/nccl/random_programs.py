@@ -90,8 +90,7 @@ class Machine:
     def variables(self, kernels: int) -> dict[str, str]:
         """Return the environment; `kernels` is how many communicators the program has."""
         return {
-            "NC10D_EMULATED_QUEUES": str(self.queues),
-            "CUDA_DEVICE_MAX_CONNECTIONS": str(self.queues or ""),
+            "CUDA_DEVICE_MAX_CONNECTIONS": str(self.queues),
             "NC10D_EMULATED_KERNELS": str(kernels if self.bounded else 0),
             "NC10D_EMULATED_INIT_SYNC": str(int(self.init_sync)),
             "NC10D_EMULATED_DELAYS": str(self.delays),

@@ -44,7 +44,7 @@ def test_laws_hold_with_two_ranks(two: Ranks, law: Law) -> None:
 
 
 def receiving(queues: int) -> Iterator[Ranks]:
-    with emulated_ranks(2, NC10D_EMULATED_QUEUES=str(queues)) as ranks:
+    with emulated_ranks(2, CUDA_DEVICE_MAX_CONNECTIONS=str(queues)) as ranks:
         yield ranks
 
 

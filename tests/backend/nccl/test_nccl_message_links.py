@@ -165,14 +165,13 @@ def test_laws_of_messages(two: Ranks, law: Callable[[ProcessGroup], None]) -> No
 @pytest.mark.parametrize("count", [2, 8, 40])
 def test_both_ranks_may_receive_first_whatever_the_tags(count: int) -> None:
     """A GPU has few hardware queues, and streams that share a queue wait for each other."""
-    with emulated_ranks(NC10D_EMULATED_QUEUES="8") as ranks:
+    with emulated_ranks(CUDA_DEVICE_MAX_CONNECTIONS="8") as ranks:
         ranks.run(exchange, [list(range(count))] * 2)
 
 
 @pytest.mark.parametrize("queues", ["1", "2"])
 def test_blocks_of_messages_need_a_single_queue(queues: str) -> None:
-    given = {"NC10D_EMULATED_QUEUES": queues, "CUDA_DEVICE_MAX_CONNECTIONS": queues}
-    with emulated_ranks(**given) as ranks:
+    with emulated_ranks(CUDA_DEVICE_MAX_CONNECTIONS=queues) as ranks:
         ranks.run(messages_go_with_collectives_where_queues_are_few)
 
 

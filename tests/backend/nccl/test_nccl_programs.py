@@ -59,7 +59,7 @@ def programs(draw: st.DrawFn) -> Program:
 
 
 machines = st.builds(
-    Machine, st.sampled_from([0, 8, 2, 1]), st.booleans(), st.booleans(), st.integers(0, 2**16)
+    Machine, st.sampled_from([32, 8, 2, 1]), st.booleans(), st.booleans(), st.integers(0, 2**16)
 )
 
 

@@ -1,10 +1,10 @@
 /* Streams: a thread and a queue each. A point in a stream is the number of a task; events, waits
  * and synchronisation are all "until that stream has finished that number".
  *
- * NC10D_EMULATED_QUEUES is the number of hardware queues (CUDA_DEVICE_MAX_CONNECTIONS, 8 on a GPU);
- * 0, the default, is one for each stream. Streams take queues in turn, and a queue its work in the
- * order of issue, whichever stream it is of. A wait or a record holds the queue until it is over,
- * anything else until it begins. Which stream a driver gives which queue is not documented.
+ * CUDA_DEVICE_MAX_CONNECTIONS is the number of hardware queues: 8 by default, at most 32. Streams
+ * take queues in turn, and a queue its work in the order of issue, whichever stream it is of. A wait
+ * or a record holds the queue until it is over, anything else until it begins. Which stream a driver
+ * gives which queue is not documented.
  *
  * NC10D_EMULATED_DELAYS is a seed: each task begins after a random time, other for each stream. */
 #include "emulator.h"
@@ -122,12 +122,12 @@ static CUstream create(CUcontext ctx, unsigned flags, int priority) {
   stream->flags = flags;
   stream->priority = priority;
   stream->last = &stream->first;
-  int queues = cuemu_number("NC10D_EMULATED_QUEUES", 0);
+  int queues = cuemu_number("CUDA_DEVICE_MAX_CONNECTIONS", 8);
   uint64_t seed = cuemu_number("NC10D_EMULATED_DELAYS", 0);
   pthread_cond_init(&stream->more, NULL);
   pthread_mutex_lock(&cuemu_lock);
   unsigned number = ctx->streams++;
-  if (queues) stream->queue = &ctx->queues[number % (queues < MOST_QUEUES ? queues : MOST_QUEUES)];
+  stream->queue = &ctx->queues[number % (queues < MOST_QUEUES ? queues : MOST_QUEUES)];
   if (seed) stream->chance = seed << 32 | (uint64_t)ctx->device << 16 | (number + 1);
   pthread_create(&stream->worker, NULL, work, stream);
   stream->next = cuemu_streams;
