@@ -9,6 +9,7 @@ run uncounted, is not compared.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from array import array
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from nc10d.backend.nccl.bindings import entering
 from nc10d.backend.nccl.bindings.entering import BOARD_BYTES, LINK_BYTES, nc10d_nccl_link
 from nc10d.backend.nccl.comm.comm_streams import NcclGroup
 from nc10d.backend.shared_board import GroupMessages, PeerBoard, SharedBoard
-from nc10d.errors import CollectiveMismatch
+from nc10d.errors import CollectiveMismatch, DistError
 from nc10d.ops import Op, Recv, Send
 from nc10d.store.base import Store
 
@@ -50,18 +51,24 @@ class _Message(NamedTuple):
 
 
 class _StoreTexts:
-    """Texts between ranks by the group's store, for groups without GroupMessages."""
+    """Texts between ranks by the group's store, for groups without GroupMessages.
+
+    The watchdog calls. A store that is gone has no texts.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def set(self, key: str, value: str, to: Sequence[int] | None = None) -> None:
         """Publish a text."""
-        self._store.set(key, value)
+        with contextlib.suppress(DistError, OSError):
+            self._store.set(key, value)
 
     def value(self, key: str) -> str | None:
         """Return the latest text of a key, None if none has come."""
-        return self._store.get(key).decode() if self._store.check([key]) else None
+        with contextlib.suppress(DistError, OSError):
+            return self._store.get(key).decode() if self._store.check([key]) else None
+        return None
 
 
 class MessageLinks:
