@@ -20,8 +20,8 @@ OLDEST: Version = (2, 18, 0)
 # The functions that nc10d calls, by the release that brought them.
 SINCE: dict[Version, str] = {
     OLDEST: "GetVersion GetUniqueId CommInitRankConfig CommDestroy CommAbort GetErrorString "
-    "GetLastError CommGetAsyncError RedOpCreatePreMulSum RedOpDestroy Reduce Broadcast AllReduce "
-    "ReduceScatter AllGather Send Recv GroupStart GroupEnd",
+    "GetLastError CommGetAsyncError CommSplit RedOpCreatePreMulSum RedOpDestroy Reduce Broadcast "
+    "AllReduce ReduceScatter AllGather Send Recv GroupStart GroupEnd",
     (2, 19, 0): "MemAlloc MemFree CommRegister CommDeregister",
     (2, 22, 0): "GroupSimulateEnd",
     (2, 27, 0): "CommWindowRegister CommWindowDeregister",

@@ -64,6 +64,15 @@ class Backend(Protocol):
         are as in BackendSetup.
         """
 
+    def split_off(self, ranks: Sequence[int], deadline: Deadline, options: Options = None) -> Any:
+        """Prepare the backends of new groups for BackendSetup; all ranks in this group call.
+
+        Each rank is in a new group. This rank's has `ranks`, or none if it is for another backend
+        or device. `options` are as in BackendSetup. The result has `abort()`, which releases it if
+        the group can't be made. By default there is nothing to prepare: None.
+        """
+        return None
+
     def abort(self, reason: BaseException) -> None:
         """Fail every pending and later operation with `reason`, here and on every peer.
 
@@ -128,7 +137,8 @@ class BackendSetup:
 
     `options` are the caller's `pg_options` for this backend, in a type that the backend was
     registered with, or None. `device` is init_process_group's `device_id`, or None. `others` are
-    the group's backends for other devices: a failure that ends one ends all.
+    the group's backends for other devices: a failure that ends one ends all. `split_off` is what
+    the parent group's backend has prepared.
     """
 
     group_name: str
@@ -139,6 +149,7 @@ class BackendSetup:
     options: Options = None
     device: Any = None
     others: OtherBackends = field(default_factory=OtherBackends)
+    split_off: Any = None
 
 
 Factory = Callable[[BackendSetup], Backend]

@@ -2,7 +2,8 @@
 
 Every rank of the default group makes the same calls in the same order, also for groups without
 that rank; call_agreement.py compares them. A call blocks the members until all of them have called.
-A new group's CPU backend is split off its parent's.
+A new group's CPU backend is split off its parent's; with a `device_id` so are NCCL's communicators
+for new groups of all ranks, which then all wait for each other.
 """
 
 from __future__ import annotations
@@ -81,14 +82,16 @@ def _join(
     options: object,
     description: str | None,
     device: object,
+    lists: Sequence[Sequence[int]] = (),
 ) -> ProcessGroup:
-    """Make a group that this rank is in; blocks until all members have come."""
+    """Make a group that this rank is in, one of `lists`; blocks until all members have come."""
     parent = get_default_group()
     limit, config = terms(parent, timeout, backend, options)
     deadline = Deadline.after(limit)
     group = parent.child(name, members, limit, config, options, description)
     if device is not None:
         group.device_id = device
+    group._split_off_from(parent, lists, deadline)
     return current_world().add(group, deadline)
 
 
@@ -107,8 +110,9 @@ def make_groups(
     lists = [_members(parent, ranks, sort_ranks=False) for ranks in lists]
     terms(parent, timeout, backend, options)  # wrong arguments must not count as a call
     first = parent.agree_on_call(call, len(lists))
+    arguments = timeout, backend, options, description, device
     return [
-        _join(f"{parent.name}/{number}", ranks, timeout, backend, options, description, device)
+        _join(f"{parent.name}/{number}", ranks, *arguments, lists)
         if parent.rank in ranks
         else GroupMember.NON_GROUP_MEMBER
         for number, ranks in enumerate(lists, first)

@@ -8,6 +8,7 @@ that was aborted, closed or inherited through fork raises in every later call.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -127,6 +128,7 @@ class ProcessGroup(_Dispatcher, Members):
         self.calls = GroupCalls(name, self.rank(), store)
         self._parent = parent
         self._survivors = survivors
+        self._split_off: dict[str, Any] = {}  # by device, until the backends are made
 
     def _new_backend(self, device: str, deadline: Deadline) -> Backend:
         name = self.config.backend_for(device)
@@ -154,6 +156,7 @@ class ProcessGroup(_Dispatcher, Members):
             options,
             device=bound,
             others=self._backends.others(device),
+            split_off=self._split_off.get(device),
         )
         made = factory(setup)
         if Backend not in type(made).__mro__:  # abilities are looked up by the base's names
@@ -182,7 +185,28 @@ class ProcessGroup(_Dispatcher, Members):
                             raise
         except BaseException:
             self.close()
+            for part in filter(None, self._split_off.values()):
+                part.abort()
             raise
+        finally:
+            self._split_off = {}
+
+    def _split_off_from(
+        self, parent: ProcessGroup, lists: Sequence[Sequence[int]], deadline: Deadline
+    ) -> None:
+        """Let the parent's backends prepare this group, one of `lists` of global ranks."""
+        # If the lists leave ranks out, nothing is prepared. These ranks would have to come, and
+        # groups of other ranks, which form at the same time, would form one after another.
+        if parent.device_id is None or sorted(itertools.chain(*lists)) != sorted(parent.ranks):
+            return
+        for device, name in parent.config.places.items():
+            if device not in MADE_WITH_GROUP:
+                place = self.config.places.get(device), self.device_id
+                alike = place == (name, parent.device_id)
+                ranks = [parent.group_rank(rank) for rank in self.ranks] if alike else []
+                backend, options = parent.backend(device, deadline), self.options.get(name)
+                with parent.failed_by_interrupt("making groups"):
+                    self._split_off[device] = backend.split_off(ranks, deadline, options)
 
     @property
     def backend_name(self) -> str:
@@ -252,6 +276,8 @@ class ProcessGroup(_Dispatcher, Members):
         name = f"{self.name}/split{number}-{own[0]}"
         members = [self.ranks[rank] for rank in own]
         group = self.child(name, members, limit, config, pg_options, group_desc)
+        whole = [[self.ranks[rank] for rank in ranks] for ranks in lists]
+        group._split_off_from(self, whole, deadline)
         group.make_backends(deadline)
         return group
 

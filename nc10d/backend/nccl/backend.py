@@ -78,11 +78,12 @@ class NcclBackend(Backend):
             library,
             options,
             self._failure.fail,
-            self._failure.check,
+            self._failure.check_peers,
             self._others.record_address,
             self._others.share_board,
             self._others.messages,
             None if options.grow_from is None else _parent_of(options.grow_from),
+            setup.split_off,
         )
         self.device_group: DeviceGroup | None = None
         self._binding = threading.RLock()
@@ -193,10 +194,17 @@ class NcclBackend(Backend):
         self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline, options: Any = None
     ) -> NcclBackend:
         """Make the backend for a group of `ranks`, which meet at the first operation."""
-        # Without ncclCommSplit, which every rank of the whole group would have to call.
         self._failure.check()
         setup = BackendSetup(name, ranks.index(self.rank), len(ranks), store, deadline, options)
         return make(setup)
+
+    def split_off(
+        self, ranks: Sequence[int], deadline: Deadline, options: Any = None
+    ) -> Communicator | None:
+        """Split the new groups' communicators off the group's, if all ranks can; see Backend."""
+        given = read_options(options)
+        as_struct(given.config, self.library)  # a mistake is raised before ranks wait in NCCL
+        return self.started.split_off(ranks, given, deadline)
 
     def abort(self, reason: BaseException) -> None:
         """Fail the group with `reason` here and on every peer; never blocks, from any thread."""

@@ -20,6 +20,7 @@ from nc10d.backend.nccl.comm.comm_streams import (
     meet,
 )
 from nc10d.backend.nccl.comm.communicator import Communicator
+from nc10d.backend.nccl.comm.options import NcclOptions, shares
 from nc10d.backend.nccl.launch import launch_table
 from nc10d.backend.nccl.launch.call_board import STAMP, Caller
 from nc10d.backend.nccl.launch.compared_call import CallText, compared
@@ -38,6 +39,7 @@ from nc10d.ops.facts import name_of
 from nc10d.store.prefix import PrefixStore
 
 _run_rows = entry_point(native.nc10d_nccl_run)
+_UNABLE = "unable"  # in the store, among the keys of a meeting
 _NEW_SITE = native.SCALE + NEW_SITE
 """The answer from a table whose first row has met a new line in the user's program."""
 
@@ -141,10 +143,11 @@ class DeviceGroup:
                 self.failed = True
             self.pump()  # launches that were deferred meanwhile
 
-    def meet(self, what: str, deadline: Deadline) -> None:
+    def meet(self, what: str, deadline: Deadline, able: bool = True) -> bool:
         """Wait until all ranks have come to an NCCL call that waits for all.
 
-        The ranks make such calls in the same order. RendezvousError names the missing ranks.
+        Returns whether all are `able` to make the call. The ranks make such calls in the same
+        order. RendezvousError names the missing ranks.
         """
         with self.pending.lock:
             self._meetings += 1
@@ -153,7 +156,10 @@ class DeviceGroup:
         try:
             keys = PrefixStore(f"{what} {number}", store)
             name = f"group {group.name!r}, {what}"
+            if not able:
+                keys.set(_UNABLE, "")
             meet(keys, name, group.rank, group.size, deadline, group.check)
+            return not keys.check([_UNABLE])
         finally:
             store.close()
 
@@ -166,6 +172,29 @@ class DeviceGroup:
         if found.comm is None:
             group.check()
         return found.formed
+
+    def split_off(
+        self, ranks: Sequence[int], options: NcclOptions, deadline: Deadline
+    ) -> Communicator | None:
+        """Return a communicator of `ranks`, None if a rank is not able to split; all ranks call.
+
+        Nobody waits for operations in flight, which NCCL's guide forbids meanwhile: then the new
+        groups form communicators from nothing. A failure within NCCL ends the group.
+        """
+        group, graphs = self._group, self.graphs.alive
+        self.pending.sweep()
+        able = bool(ranks) and options.grow_from is None and group.library.has("ncclCommSplit")
+        able = able and not (self.pending.busy or graphs or self.refusal or shares(group.options))
+        if not self.meet("new groups", deadline, able):
+            return None
+        main = self.formed(COLLECTIVES, deadline)
+        try:
+            key = ranks.index(group.rank)
+            return main.split(ranks[0], key, deadline, options.config, group.check)
+        except DistError as error:
+            group.fail(error)
+            group.check()  # raises the cause that the ranks have agreed on
+            raise
 
     def as_parent(self) -> Parent:
         """Return the communicator out of which another group's grows; ValueError if it can't."""

@@ -6,6 +6,7 @@ struct plan {
   ncclComm_t child; /* there at once, and ncclInProgress until it has its segment */
   int color, key, flags, count;
   int excluded[MOST_RANKS];
+  ncclComm_t *result; /* where a split's child is shown, once the parent takes calls again */
 };
 
 /* Whether `a` comes before `b` in the new communicator. */
@@ -38,7 +39,9 @@ static ncclResult_t split(ncclComm_t parent, void *args) {
   if (takes_part && leader == parent->rank) nccl_segment_new(mine->path);
   REQUIRE(parent, nccl_meet(parent), ncclInternalError, "aborted in a split");
   if (!takes_part) return ncclSuccess;
-  return start(plan->child, size, rank, members[leader].path);
+  ncclResult_t result = start(plan->child, size, rank, members[leader].path);
+  *plan->result = plan->child;
+  return result;
 }
 
 static bool excluded(const struct plan *plan, int rank) {
@@ -105,9 +108,10 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *resu
   if ((checked = nccl_check_config(config)) != ncclSuccess) return checked;
   REQUIRE(comm, result, ncclInvalidArgument, "newcomm argument is NULL");
   REQUIRE(comm, color >= 0 || color == NCCL_SPLIT_NOCOLOR, ncclInvalidArgument, "invalid color %d", color);
-  struct plan plan = {.color = color, .key = key};
+  REQUIRE(comm, !atomic_load(&comm->pending), ncclInvalidUsage, "ncclCommSplit: operations are under way");
+  struct plan plan = {.color = color, .key = key, .result = result};
   if (color != NCCL_SPLIT_NOCOLOR) plan.child = nccl_child(comm, config);
-  *result = plan.child;
+  *result = NULL;
   return nccl_do(comm, split, &plan, sizeof plan);
 }
 

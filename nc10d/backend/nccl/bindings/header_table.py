@@ -71,6 +71,7 @@ FUNCTIONS = {
     "ncclCommInitRankConfig": Function("i", "piDip", (2, 18, 0), "ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int nranks, ncclUniqueId commId, int rank, ncclConfig_t* config)"),
     "ncclCommDestroy": Function("i", "p", (2, 18, 0), "ncclResult_t ncclCommDestroy(ncclComm_t comm)"),
     "ncclCommAbort": Function("i", "p", (2, 18, 0), "ncclResult_t ncclCommAbort(ncclComm_t comm)"),
+    "ncclCommSplit": Function("i", "piipp", (2, 18, 0), "ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm, ncclConfig_t* config)"),
     "ncclCommGetUniqueId": Function("i", "pp", (2, 29, 2), "ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId* uniqueId)"),
     "ncclCommGrow": Function("i", "pipipp", (2, 29, 2), "ncclResult_t ncclCommGrow(ncclComm_t comm, int nRanks, const ncclUniqueId* uniqueId, int rank, ncclComm_t* newcomm, ncclConfig_t* config)"),
     "ncclGetErrorString": Function("s", "i", (2, 18, 0), "const char* ncclGetErrorString(ncclResult_t result)"),

@@ -53,7 +53,8 @@ class NcclGroup(NamedTuple):
     """A group as the backend's parts know it."""
 
     # `fail` fails the group with an error, and `check` raises the failure. The next three are those
-    # of OtherBackends. `parent` is what the group's communicator grows from on this rank, or None.
+    # of OtherBackends. `parent` is what the group's communicator grows from on this rank, or None;
+    # `split_off` is the communicator itself, if it was split off another group's.
 
     name: str
     rank: int
@@ -67,6 +68,7 @@ class NcclGroup(NamedTuple):
     share_board: Callable[[int], SharedBoard | None]
     messages: Callable[[], GroupMessages | None]
     parent: Parent | None = None
+    split_off: Communicator | None = None
 
 
 class CommStream:
@@ -164,6 +166,8 @@ class CommStreams:
             self._formed()
 
     def _communicator(self, comm_stream: CommStream, deadline: Deadline) -> Communicator:
+        if comm_stream.name == COLLECTIVES and self._group.split_off is not None:
+            return self._group.split_off
         store = self._group.store.clone()
         try:
             name = f"group {self._group.name!r}, nccl communicator {comm_stream.name!r}"

@@ -28,6 +28,7 @@ from nc10d.base.text import in_seconds
 from nc10d.errors import CollectiveTimeout, DistError, GroupClosed, UnsupportedPlatform
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.0002, 0.005  # seconds between polls, if nonblocking
+_SLICE = 0.2  # seconds between looks at the group while a blocking call waits for all ranks
 UNTIL_ABORT_ANYWAY = 1.0
 """Seconds that an abort waits for a thread that is in NCCL."""
 MOST_OPERATORS = 16
@@ -98,6 +99,25 @@ class Communicator:
 
         return cls._made(library, size, make, deadline, enter, config)
 
+    def split(
+        self,
+        color: int,
+        key: int,
+        deadline: Deadline,
+        config: NCCLConfig,
+        check: Callable[[], None],
+    ) -> Communicator:
+        """Make a communicator of the ranks with the same color, in the order of their keys.
+
+        All ranks call, and have met before. Nothing is in flight. `check` is called meanwhile.
+        """
+        made = ctypes.c_void_p()
+        place = ctypes.byref(made), ctypes.byref(as_struct(config, self.library))
+        # NCCL sets the new handle as late as this communicator takes calls again (its init.cc,
+        # ncclCommInitRankFunc). By then both are ready.
+        self.call_with_all("ncclCommSplit", deadline, color, key, *place, check=check)
+        return Communicator(self.library, int(made.value or 0), self.enter, config.blocking != 0)
+
     def growth_id(self) -> bytes:
         """Return the id by which new ranks join; one rank calls, once for each growth."""
         made = UniqueId()
@@ -132,17 +152,23 @@ class Communicator:
         made.settle(deadline, call_name)
         return made
 
-    def call_with_all(self, name: str, deadline: Deadline, *arguments: object) -> None:
+    def call_with_all(
+        self,
+        name: str,
+        deadline: Deadline,
+        *arguments: object,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         """Make a call that waits for the same call on all ranks, which have met before.
 
-        CollectiveTimeout at the deadline.
+        CollectiveTimeout at the deadline. `check` is called meanwhile, and may raise.
         """
         with self.lock if not self.blocking else contextlib.nullcontext():
             if self.blocking:
-                _within(deadline, name, lambda: self.call(name, *arguments))
+                _within(deadline, name, lambda: self.call(name, *arguments), check)
             else:
                 self.call(name, *arguments)
-            self.settle(deadline, name)
+            self.settle(deadline, name, check)
 
     @property
     def handle(self) -> int:
@@ -167,7 +193,9 @@ class Communicator:
         self.call("ncclCommGetAsyncError", ctypes.byref(state))
         return state.value
 
-    def settle(self, deadline: Deadline, call_name: str) -> None:
+    def settle(
+        self, deadline: Deadline, call_name: str, check: Callable[[], None] = lambda: None
+    ) -> None:
         """Wait until a nonblocking communicator takes calls again; CollectiveTimeout if late."""
         # Raises NCCLError if asynchronous work has failed.
         pause = _FIRST_PAUSE
@@ -176,6 +204,7 @@ class Communicator:
             self.library.check(state, call_name)
             if state != IN_PROGRESS:
                 return
+            check()
             if deadline.expired():
                 self.abort()
                 raise CollectiveTimeout(
@@ -337,7 +366,12 @@ def mem_free(library: Library, address: int) -> None:
     library.call("ncclMemFree", address)
 
 
-def _within(deadline: Deadline, call_name: str, function: Callable[[], object]) -> None:
+def _within(
+    deadline: Deadline,
+    call_name: str,
+    function: Callable[[], object],
+    check: Callable[[], None] = lambda: None,
+) -> None:
     """Run a function that blocks in NCCL on a thread that is abandoned at the deadline."""
     failures: list[DistError] = []
 
@@ -349,7 +383,9 @@ def _within(deadline: Deadline, call_name: str, function: Callable[[], object]) 
 
     thread = Thread(target=run, name="nc10d-nccl-init", daemon=True)
     thread.start()
-    thread.join(min(deadline.remaining(), threading.TIMEOUT_MAX))
+    while thread.is_alive() and not deadline.expired():
+        check()
+        thread.join(deadline.slice(_SLICE))
     if thread.is_alive():
         message = (
             f"{call_name} timed out after {in_seconds(deadline.limit)}: a rank died meanwhile, or "

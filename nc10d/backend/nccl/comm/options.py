@@ -168,3 +168,9 @@ def read_options(given: object) -> NcclOptions:
     if asked is None or options.config.blocking is not None:
         return options
     return replace(options, config=replace(options.config, blocking=int(asked == "0")))
+
+
+def shares(options: NcclOptions) -> bool:
+    """Return whether NCCL shares resources between a communicator and those split off it."""
+    asked = os.environ.get("NCCL_COMM_SPLIT_SHARE_RESOURCES", "0") != "0"
+    return asked or bool(options.config.split_share)
