@@ -5,9 +5,10 @@ every rank tells the receiver how many messages with that tag it has launched to
 receiver knows how many have been received: where there are more, a message waits. Programs without
 such receives send no text.
 
-A receive takes its sender when a thread waits for the receive or tests it. Receives with a tag take
-their messages in posting order: behind a receive without a sender, later ones with the same tag
-wait in a queue, also those from a named rank. A receive whose Work is dropped leaves the queue.
+A receive takes its sender when a thread waits for the receive or tests it. Receives take their
+messages in posting order: behind a receive without a sender, later ones wait in a queue, also those
+from a named rank; with NcclOptions(links="tag") only those with the same tag. A receive whose Work
+is dropped leaves the queue.
 """
 
 from __future__ import annotations
@@ -37,8 +38,12 @@ Place = tuple[int, int]
 class Senders:
     """The counts of a group's messages on this rank; any thread may call."""
 
-    def __init__(self, rank: int, size: int, messages: GroupMessages | None) -> None:
+    def __init__(
+        self, rank: int, size: int, messages: GroupMessages | None, links: str | None
+    ) -> None:
+        """`links` are those of NcclOptions."""
         self.rank, self._size = rank, size
+        self.links = links
         self.messages = messages
         self._sent: Counter[Place] = Counter()
         self._received: Counter[Place] = Counter()
@@ -77,20 +82,25 @@ class Senders:
     def join(self, work: QueuedNcclReceive, tag: int) -> None:
         """Append a receive to the queue for its tag."""
         with self.matching:
-            self._queues.setdefault(tag, deque()).append(weakref.ref(work))
+            self._queues.setdefault(self._key(tag), deque()).append(weakref.ref(work))
+
+    def _key(self, tag: int) -> int:
+        """Return the queue for a tag: all have the same one where messages keep their order."""
+        return tag if self.links == "tag" else 0
 
     def advance(self, tag: int) -> bool:
-        """Launch a tag's receives in order, as far as possible; return whether any is left."""
-        if tag not in self._queues:
+        """Launch a queue's receives in order, as far as possible; return whether any is left."""
+        key = self._key(tag)
+        if key not in self._queues:
             return False
         with self.matching:
-            queue = self._queues.get(tag)
+            queue = self._queues.get(key)
             while queue:
                 first = queue[0]()
                 if first is not None and not first.launch_if_sender_known():
                     return True
                 queue.popleft()
-            self._queues.pop(tag, None)
+            self._queues.pop(key, None)
         return False
 
     def find(self, tag: int) -> int | None:
@@ -250,3 +260,5 @@ def checked(op: Recv, rank: int, size: int, senders: Senders) -> None:
         raise ValueError(
             "recv: src can't be None in a group without the CPU backend, which finds the sender"
         )
+    if senders.links == "group":  # later collectives would go first
+        raise ValueError('recv: src can\'t be None with NcclOptions(links="group")')

@@ -87,6 +87,7 @@ class NcclBackend(Backend):
         )
         self.device_group: DeviceGroup | None = None
         self._binding = threading.RLock()
+        self._ending: Deadline | None = None  # from the first call that closes
         self._records = NcclRecords(setup.rank, setup.size)
 
     def bind(self, device: int, deadline: Deadline) -> None:
@@ -223,10 +224,13 @@ class NcclBackend(Backend):
         device_group = self.device_group
         if device_group is not None:
             device_group.pending.freeze()
+            deadline, abort = Deadline.after(_ABORT_PATIENCE), device_group.comm_streams.abort
+            aborted = device_group.pending.end(error, abort, deadline)
             if isinstance(error, GroupClosed):
                 with contextlib.suppress(DistError, OSError):  # the store may be gone
                     device_group.comm_streams.leave()
-            device_group.pending.end(error, device_group.comm_streams.abort, _ABORT_PATIENCE)
+            if not device_group.graphs.alive:
+                aborted.wait(deadline.remaining())
         if not isinstance(error, GroupClosed):
             self._records.failed(error)
 
@@ -252,6 +256,7 @@ class NcclBackend(Backend):
                 self.fail(different)
                 return None
             self._check_communicators(device_group)
+            device_group.drop_ended_graphs()
         except (CudaError, NCCLError) as error:
             self.fail(error)
             return None
@@ -282,8 +287,9 @@ class NcclBackend(Backend):
         if device_group is None:
             self._failure.close(gone, lambda: None)
             return
+        self._ending = self._ending or Deadline.after(_CLOSE_PATIENCE)
         with suppress_here(DistError):
-            device_group.pending.sweep()
+            device_group.pending.sweep(wait=False)  # a thread may be stuck in NCCL
         idle = not device_group.pending.busy
         if not (idle and self._failure.close(gone, partial(self._release, device_group))):
             self._failure.fail(gone, notify=False)
@@ -297,7 +303,8 @@ class NcclBackend(Backend):
         """
         self.begin_close()
         graphs = self._graphs_text()
-        if not self._failure.over.wait(0 if graphs else _CLOSE_PATIENCE) and self.device_group:
+        patience = 0.0 if graphs or self._ending is None else self._ending.remaining()
+        if not self._failure.over.wait(patience) and self.device_group:
             waits = "not all ranks have come, or NCCL has not let go"
             _log.warning("group %r keeps its communicators: %s", self._group.name, graphs or waits)
 
@@ -310,7 +317,7 @@ class NcclBackend(Backend):
             device_group.comm_streams.abort()
 
     def _check_others(self) -> None:
-        cause = self._others.cause()
+        cause = self._failure.cause_of_peers()
         if cause is not None:
             raise cause
 

@@ -12,9 +12,6 @@ from typing import NamedTuple
 from nc10d.backend.nccl.bindings.native import nc10d_nccl_graph_gone
 from nc10d.cuda.driver import EventPool, call, driver
 
-_words: dict[int, ctypes.c_int64] = {}
-"""By address each captured launch's word, kept until the driver sets it at its graph's end."""
-
 
 class _Captured(NamedTuple):
     """A captured launch: its graph's number and word, its event, and what its calls use."""
@@ -34,14 +31,14 @@ class CapturedGraphs:
 
     def keep(self, stream: int, event: int, used: object) -> None:
         """Keep what a launch uses, which a stream has just captured, as long as the graph."""
-        self._drop_ended()
+        self.drop_ended()
         _, number, graph, *_ = call("cuStreamGetCaptureInfo", stream)
         word = ctypes.c_int64(0)
-        at = ctypes.addressof(word)
-        _words[at] = word
+        # The driver writes there at the graph's end, which may be that of the process.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(word))
         flags = driver().CUuserObject_flags.CU_USER_OBJECT_NO_DESTRUCTOR_SYNC
         ended = driver().CUhostFn(nc10d_nccl_graph_gone.address)
-        kept = call("cuUserObjectCreate", at, ended, 1, flags)
+        kept = call("cuUserObjectCreate", ctypes.addressof(word), ended, 1, flags)
         moved = driver().CUuserObjectRetain_flags.CU_GRAPH_USER_OBJECT_MOVE
         call("cuGraphRetainUserObject", graph, kept, 1, moved)
         self._launches.append(_Captured(int(number), word, event, used))
@@ -51,9 +48,8 @@ class CapturedGraphs:
         """How many graphs are alive; any thread may ask."""
         return len({each.graph for each in self._launches if not each.gone.value})
 
-    def _drop_ended(self) -> None:
-        for each in self._launches:
-            if each.gone.value:
-                self._pool.give(each.event)
-                del _words[ctypes.addressof(each.gone)]
-        self._launches = [each for each in self._launches if not each.gone.value]
+    def drop_ended(self) -> None:
+        """Drop what was used by graphs that are gone."""
+        for each in [each for each in self._launches if each.gone.value]:
+            self._pool.give(each.event)
+            self._launches.remove(each)

@@ -66,7 +66,7 @@ class DeviceGroup:
         self.comm_streams = CommStreams(group, self._pool, self.pump)
         self._planner = LaunchPlanner(group, self._pool, self.comm_streams)
         self.board = self._planner.board
-        self.senders = Senders(group.rank, group.size, group.messages())
+        self.senders = Senders(group.rank, group.size, group.messages(), group.options.links)
         self.pending = PendingWorks(self._pool, group.fail, self.board.ended)
         self.graphs = CapturedGraphs(self._pool)
         self._context = launch_table.DeviceContext(device)
@@ -206,6 +206,14 @@ class DeviceGroup:
             raise ValueError(f"grow_from: group {group.name!r} has operations in flight")
         return Parent(main.comm, group.rank, group.size)
 
+    def drop_ended_graphs(self) -> None:
+        """Free what captured launches have used, unless a thread launches just now."""
+        if self.pending.lock.acquire(blocking=False):
+            try:
+                self.graphs.drop_ended()
+            finally:
+                self.pending.lock.release()
+
     def calls(self, ops: Sequence[Op]) -> list[list[Call]]:
         """Check operations as `launch` does; return NCCL's calls for each, and launch nothing."""
         with self.pending.lock:
@@ -223,7 +231,8 @@ class DeviceGroup:
             self.board.links.captured(op)
         self._submit(work, current, join)
         # The event belongs to the graph, and never ends.
-        self.graphs.keep(current, work.event, work.cached)
+        with on_device(self.device):  # `current` may be the per-thread default stream
+            self.graphs.keep(current, work.event, work.cached)
         self.board.ended(work.stamp)
 
     def _defer(self, work: NcclWork, comm_streams: tuple[CommStream, ...], current: int) -> None:

@@ -68,13 +68,18 @@ class GroupFailure:
 
     def poll(self) -> None:
         """Fail with the error of the group's other backends, or of a peer, from the store."""
+        cause = self.cause_of_peers()
+        if cause is not None:
+            self.fail(cause, notify=False)
+
+    def cause_of_peers(self) -> DistError | None:
+        """Return the error of the group's other backends, or of a peer, None if there is none."""
         cause = self._others.cause()
         if cause is None and not self._others.agree:
             assert self._store is not None, "connect() comes first"
             with suppress_here(DistError, OSError):
                 cause = _published(self._store)
-        if cause is not None:
-            self.fail(cause, notify=False)
+        return cause
 
     def fail(self, error: DistError, notify: bool = True) -> None:
         """End the group with `error`; the first error wins, and peers are notified."""

@@ -260,14 +260,14 @@ class PendingWorks:
         """Whether any Work is pending."""
         return any(self._queues())
 
-    def end(self, error: DistError, abort: Callable[[], None], patience: float) -> None:
+    def end(self, error: DistError, abort: Callable[[], None], deadline: Deadline) -> Event:
         """Fail all pending Works, after `abort` or once nothing touches their arrays any more.
 
-        After `patience` seconds they fail all the same, and the thread that aborts keeps the
-        arrays.
+        At the deadline they fail all the same, and the thread that aborts keeps the arrays. Returns
+        the event that is set once `abort` has returned.
         """
         relax_capture_mode()  # the thread is one of the group's end
-        works, aborted, deadline = self._all(), Event(), Deadline.after(patience)
+        works, aborted = self._all(), Event()
         name = "nc10d-nccl-abort"
         Thread(target=_abort, args=(abort, aborted, works), name=name, daemon=True).start()
         # NCCL's abort stops kernels first, and then may wait long, for example for CUDA graphs.
@@ -275,7 +275,7 @@ class PendingWorks:
             pass
         owned = self.lock.acquire(timeout=UNTIL_ABORT_ANYWAY)  # a thread may be stuck in NCCL
         works, self._keeping, self._light = self._all(), {}, {}
-        self._hurried.clear()
+        hurried, self._hurried = self._hurried, set()
         if owned:
             self.lock.release()
         for work in works:
@@ -283,6 +283,9 @@ class PendingWorks:
             work._finish(error)
             if work.submitted is not None:
                 work.submitted.set()
+        for work in hurried:  # a launch may have ended them, and left their callbacks
+            work._finish()
+        return aborted
 
 
 def _senders(ops: Sequence[Op]) -> object:

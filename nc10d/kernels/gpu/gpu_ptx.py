@@ -84,6 +84,8 @@ def _import_compiler() -> None:
     try:
         import_to_end("numba.cuda.cudaimpl")
     except AttributeError as error:  # "module 'numpy' has no attribute 'row_stack'"
+        if "numpy" not in str(error):
+            raise
         version = _version("numba-cuda")
         message = f"numba-cuda {version} needs numpy < 2.5, got numpy {np.__version__}: {error}"
         raise UnsupportedPlatform(message) from None

@@ -15,6 +15,7 @@ import nc10d as dist
 from nc10d import cuda
 from nc10d.backend.nccl import backend as nccl_backend
 from nc10d.base import wait_report
+from nc10d.base.deadline import Deadline
 from nc10d.cuda.driver import call, driver
 from nc10d.errors import Aborted, DistError, GroupClosed
 from nc10d.group.process_group import ProcessGroup
@@ -117,8 +118,11 @@ def live_graphs_are_named_and_hold_no_waiter(group: ProcessGroup) -> None:
         (note,) = caught.value.__notes__
         assert "1 captured CUDA graph of group" in note
         once(group, "aborted")
+    until = Deadline.after(LONG)
+    while backend._failure.error is None and not until.expired():
+        backend._failure.poll()  # an idle rank does not
     with pytest.raises(DistError, match="enough"):
-        backend._failure.check_peers()  # an idle rank learns at its next call
+        mine.all_reduce(x)
     assert backend._failure.over.wait(LONG)
     held = [thread for thread in threading.enumerate() if thread.name == "nc10d-nccl-abort"]
     assert held

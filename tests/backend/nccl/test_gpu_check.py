@@ -45,22 +45,13 @@ def check(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.timeout(960)
-def test_gpu_check_runs_to_its_end(tmp_path: Path) -> None:
-    runs_to_its_end(tmp_path, "--quick")
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(960)
 def test_gpu_check_runs_in_full(tmp_path: Path) -> None:
-    runs_to_its_end(tmp_path)
-
-
-def runs_to_its_end(where: Path, *arguments: str) -> None:
     with emulators(NC10D_EMULATED_GPUS="1"):
-        done = check(where, *arguments)
+        done = check(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = json.loads((where / "gpu-results.json").read_text())["rows"]
+    rows = json.loads((tmp_path / "gpu-results.json").read_text())["rows"]
     assert not [row for row in rows if row["failed"]]
     assert not [row for row in rows if "no time was left" in row["result"]]
     assert "passes over the emulators; not yet run on a GPU" in done.stdout

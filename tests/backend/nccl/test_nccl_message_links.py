@@ -79,6 +79,43 @@ def other_tags_are_refused(group: ProcessGroup) -> None:
     dist.destroy_process_group(mine)
 
 
+def tags_that_differed_long_ago_are_refused(group: ProcessGroup) -> None:
+    """The latest messages are alike, and the first ones are out of sight."""
+    mine = dist.new_group()
+    assert isinstance(mine, ProcessGroup)
+    exchange(mine, [1])
+    tags = [*range(40)] if group.rank else [1, 0, *range(2, 40)]
+
+    def send_or_receive() -> None:
+        start = mine.irecv if group.rank else mine.isend
+        works = [start(full(group, 0.0), 1 - group.rank, tag=tag) for tag in tags]
+        for work in works:
+            work.wait_blocking(LONG)
+        mine.irecv(full(group, 0.0), 1 - group.rank).wait_blocking(LONG)  # nobody sends
+
+    with pytest.raises(
+        CollectiveMismatch, match="ranks disagree on (message|the messages up to) #"
+    ):
+        send_or_receive()
+    dist.destroy_process_group(mine)
+
+
+def receives_from_any_rank_keep_their_order(group: ProcessGroup) -> None:
+    """A named receive of another tag waits behind them: the message may come by its link."""
+    mine = dist.new_group()
+    assert isinstance(mine, ProcessGroup)
+    if group.rank:
+        x, y = full(group, 0.0), full(group, 0.0)
+        works = [mine.irecv(x, None, tag=1), mine.irecv(y, 0, tag=2)]
+        for work in reversed(works):
+            work.wait_blocking(LONG)
+        assert (value(x), value(y)) == (1.0, 2.0)
+    else:
+        for tag in (1, 2):
+            mine.isend(full(group, float(tag)), 1, tag=tag).wait_blocking(LONG)
+    dist.destroy_process_group(mine)
+
+
 def other_sizes_are_refused(group: ProcessGroup) -> None:
     mine = dist.new_group()
     assert isinstance(mine, ProcessGroup)
@@ -151,6 +188,8 @@ def messages_go_with_collectives_where_queues_are_few(group: ProcessGroup) -> No
 LAWS = [
     tags_share_a_communicator_for_each_direction,
     other_tags_are_refused,
+    tags_that_differed_long_ago_are_refused,
+    receives_from_any_rank_keep_their_order,
     other_sizes_are_refused,
     tags_on_request_are_received_in_any_order,
     graphs_with_messages_are_not_compared,

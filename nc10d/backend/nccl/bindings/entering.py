@@ -140,7 +140,7 @@ def nc10d_nccl_link(link, tag, nbytes):  # type: ignore[no-untyped-def]
         return 0
     slot = theirs + at_slot
     same = load_acquire(slot) == number
-    other = load_acquire(slot + 8) != tag or load_acquire(slot + 16) != nbytes
+    other = load_acquire(slot + 24) != chain
     if same and other and load_acquire(slot) == number:
         return TAGS_DIFFER
     return 0

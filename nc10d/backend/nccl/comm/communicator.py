@@ -306,9 +306,11 @@ def abort_all(communicators: Sequence[Communicator]) -> None:
     library = communicators[0].library
     if library.version >= _GROUPED_ABORT:
         library.function("ncclGroupStart")()
-        for abort in aborts:
-            abort()
-        library.function("ncclGroupEnd")()
+        try:
+            for abort in aborts:
+                abort()
+        finally:
+            library.function("ncclGroupEnd")()
         return
     threads = [Thread(target=abort, name="nc10d-nccl-abort", daemon=True) for abort in aborts]
     for thread in threads:

@@ -38,8 +38,9 @@ class _Link(NamedTuple):
 
     def message(self, number: int) -> _Message | None:
         """Return a message of this rank, None if it is not there (any more)."""
-        found, *message = _slot(self.words[0], number)
-        return _Message(*message) if found == number else None
+        message = _Message(*_slot(self.words[0], number)[1:])
+        found = _slot(self.words[0], number)[0]  # last: compiled code may write meanwhile
+        return message if found == number else None
 
 
 class _Message(NamedTuple):
@@ -130,12 +131,13 @@ class MessageLinks:
         group = self._group
         sides = (group.rank, link.message(number) or theirs), (link.peer, theirs)
         (src, (tag, nbytes, _)), (dst, (wanted, room, _)) = sides if link.sends else sides[::-1]
+        which = "message" if (tag, nbytes) != (wanted, room) else "the messages up to"
         advice = (
             "; a rank's messages to another are received in their order, unless the group has "
             'NcclOptions(links="tag")'
         )
         return CollectiveMismatch(
-            f"ranks disagree on message #{number} on devices of group {group.name!r}: rank {src} "
+            f"ranks disagree on {which} #{number} on devices of group {group.name!r}: rank {src} "
             f"sends {nbytes} bytes with tag {tag}, rank {dst} receives {room} bytes with tag "
             f"{wanted}{advice if nbytes == room else ''}",
             rank=link.peer,
