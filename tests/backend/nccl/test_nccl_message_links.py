@@ -93,9 +93,7 @@ def tags_that_differed_long_ago_are_refused(group: ProcessGroup) -> None:
             work.wait_blocking(LONG)
         mine.irecv(full(group, 0.0), 1 - group.rank).wait_blocking(LONG)  # nobody sends
 
-    with pytest.raises(
-        CollectiveMismatch, match="ranks disagree on (message|the messages up to) #"
-    ):
+    with pytest.raises(CollectiveMismatch, match="ranks disagree on"):
         send_or_receive()
     dist.destroy_process_group(mine)
 
