@@ -11,14 +11,17 @@ static size_t in_use[MOST_DEVICES];
 
 static bool guarded(void) { return cuemu_number("NC10D_EMULATED_GUARD", 0); }
 
-/* The range that has all of [address, address + size), NULL if none has. */
+/* The range that has all of [address, address + size), NULL if none has: a copy that this thread's
+ * next call overwrites, because another thread may free the range just now. */
 struct range *cuemu_range(uintptr_t address, size_t size) {
+  static __thread struct range copy;
   pthread_mutex_lock(&cuemu_lock);
   struct range *found = ranges;
   while (found && !(address >= found->base && address + size <= found->base + found->size)) found = found->next;
   if (!found) found = cuemu_leaving(address, size);
+  if (found) copy = *found;
   pthread_mutex_unlock(&cuemu_lock);
-  return found;
+  return found ? &copy : NULL;
 }
 
 /* Where the bytes of an address are: a range's own, or the address itself for plain host memory. */

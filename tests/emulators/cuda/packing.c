@@ -87,16 +87,18 @@ static const twin_fn casts[KINDS][KINDS] = {
   {cast_00, cast_01, cast_02}, {cast_10, cast_11, cast_12}, {cast_20, cast_21, cast_22}};
 
 /* As cuemu_bytes, for many addresses in the same range. */
-static char *bytes_near(struct range **last, uintptr_t address, int size) {
-  struct range *range = *last;
-  if (!range || address < range->base || address + size > range->base + range->size)
-    range = *last = cuemu_range(address, size);
-  return range ? range->shadow + (address - range->base) : cuemu_bytes(address, size);
+static char *bytes_near(struct range *last, uintptr_t address, int size) {
+  if (address < last->base || address + size > last->base + last->size) {
+    struct range *found = cuemu_range(address, size);
+    if (!found) return cuemu_bytes(address, size);
+    *last = *found;
+  }
+  return last->shadow + (address - last->base);
 }
 
 /* dst, src, count, used, dst_step, src_step; then reciprocal, shift, and the factors in dst and src. */
 static void strided(void **args, int word) {
-  struct range *written = NULL, *read = NULL;
+  struct range written = {0}, read = {0};
   int64_t count = *(int64_t *)args[2], used = *(int64_t *)args[3];
   for (int64_t i = 0; i < count; i++) {
     uintptr_t to = *(uintptr_t *)args[0] + i * *(int64_t *)args[4];
