@@ -7,6 +7,7 @@ abort does not wait for a backend that is being made; that backend is aborted on
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 
 from nc10d.backend.abilities import FailureDetector, OtherBackends, cause_of
@@ -26,6 +27,7 @@ class BackendTable:
         self.failure: DistError | None = None
         self.ready: dict[str, Backend] = {}
         self._made: dict[str, Backend] = {}
+        self._closed: list[weakref.ref[Backend]] = []
         self._lock = threading.RLock()
 
     def find(self, device: str) -> Backend | None:
@@ -83,12 +85,17 @@ class BackendTable:
             # Latest first: an earlier backend may know why peers have left.
             for backend in reversed(made.values()):
                 backend.close()
+                self._closed.append(weakref.ref(backend))
 
-    def begin_close(self) -> None:
-        """Begin what `close` waits for with other ranks."""
-        if not self.inherited:
-            for backend in tuple(self._made.values()):
-                backend.begin_close()
+    @property
+    def closing(self) -> bool:
+        """Whether a closed backend may not have released everything yet."""
+        return any(backend() is not None for backend in self._closed)
+
+    def await_close(self) -> None:
+        """Wait, at most some seconds, until all backends have released everything."""
+        for backend in [found for each in self._closed if (found := each()) is not None]:
+            backend.await_close()
 
     def droppable(self) -> bool:
         """Return whether all backends may be dropped now; see Backend."""

@@ -80,15 +80,15 @@ class Backend(Protocol):
         hosts the call blocks until the ranks have agreed on a cause.
         """
 
-    def begin_close(self) -> None:
-        """Begin what `close` waits for with other ranks; never blocks. By default nothing.
-
-        A rank that closes several groups begins them all first: ranks need no common order then.
-        """
-        return
-
     def close(self) -> None:
-        """Release everything; idempotent. Operations still in flight fail with GroupClosed."""
+        """Release everything; idempotent. Operations still in flight fail with GroupClosed.
+
+        What needs other ranks goes on in the background, for which `await_close` waits.
+        """
+
+    def await_close(self) -> None:
+        """Wait, at most some seconds, until a close has released everything."""
+        return
 
     def droppable(self) -> bool:
         """Return whether the backend, if dropped now, ends by itself and cuts no operation off.

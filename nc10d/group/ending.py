@@ -80,7 +80,15 @@ class EndableGroup(Dispatcher):
         return aborted
 
     def close(self) -> None:
-        """Close the backends; idempotent. Calls pending and later raise GroupClosed."""
+        """Close the backends; idempotent. Calls pending and later raise GroupClosed.
+
+        Blocks until they have released everything: with NCCL, at most ten seconds for other ranks.
+        """
+        self._close()
+        self._backends.await_close()
+
+    def _close(self) -> None:
+        """Close the backends, whose end may go on in the background."""
         gone = GroupClosed(f"group {self.name!r} has been destroyed", group=self.name)
         self._backends.fail(gone)
         self._preparing = None

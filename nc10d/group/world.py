@@ -53,6 +53,7 @@ class World:
         self.groups: weakref.WeakValueDictionary[str, ProcessGroup] = weakref.WeakValueDictionary()
         self.of_ranks: dict[tuple[Sequence[int], str], ProcessGroup] = {}
         self.dropped: list[BackendTable] = []
+        self.closed: list[BackendTable] = []
         self.owned_store: Store | None = None
 
     def add(self, group: ProcessGroup, deadline: Deadline) -> ProcessGroup:
@@ -75,21 +76,23 @@ class World:
         """Close and remove `group`."""
         self.groups.pop(group.name, None)
         self.of_ranks = {key: one for key, one in self.of_ranks.items() if one is not group}
-        group.close()
+        group._close()
+        self.closed = [table for table in self.closed if table.closing]
+        self.closed.append(group._backends)
 
     def clear(self) -> None:
         """Close every group, the latest first, then the store if init_process_group made it."""
-        groups, dropped = [*self.groups.values()], self.dropped
+        groups, dropped, closed = [*self.groups.values()], self.dropped, self.closed
         store, self.owned_store = self.owned_store, None
         self.default = None
         self.groups.clear()
-        self.of_ranks, self.dropped = {}, []
-        for table in (*dropped, *(group._backends for group in groups)):
-            table.begin_close()
+        self.of_ranks, self.dropped, self.closed = {}, [], []
         for group in reversed(groups):
-            group.close()
+            group._close()
         for table in reversed(dropped):
             table.close(GroupClosed("the group has been destroyed"))
+        for table in (*closed, *dropped, *(group._backends for group in groups)):
+            table.await_close()  # after all are closed: ranks need no common order then
         close_store = getattr(store, "close", None)
         if close_store is not None:
             close_store()

@@ -279,8 +279,11 @@ class NcclBackend(Backend):
                 finally:
                     comm.lock.release()
 
-    def begin_close(self) -> None:
-        """Refuse operations, and tell the other ranks that this rank closes its communicators."""
+    def close(self) -> None:
+        """Close the communicators; idempotent. Operations in flight fail with GroupClosed.
+
+        NCCL's destroy waits for the ranks of a node, so that goes on in the background.
+        """
         name = self._group.name
         gone = GroupClosed(f"group {name!r} has been closed", group=name)
         device_group = self.device_group
@@ -294,14 +297,11 @@ class NcclBackend(Backend):
         if not (idle and self._failure.close(gone, partial(self._release, device_group))):
             self._failure.fail(gone, notify=False)
 
-    def close(self) -> None:
-        """Close the communicators; idempotent. Operations in flight fail with GroupClosed.
+    def await_close(self) -> None:
+        """Wait until all ranks have closed the group, and NCCL has released it; at most 10 s.
 
-        Blocks until all ranks have come and NCCL has released them, at most ten seconds: NCCL's
-        destroy waits for the ranks of a node. While captured CUDA graphs of the group exist, the
-        communicators stay, and the call does not wait for them.
+        While captured CUDA graphs of the group exist, the communicators stay: no wait then.
         """
-        self.begin_close()
         graphs = self._graphs_text()
         patience = 0.0 if graphs or self._ending is None else self._ending.remaining()
         if not self._failure.over.wait(patience) and self.device_group:
