@@ -21,7 +21,7 @@ import numpy as np
 
 from nc10d.arrays.buffer import Buffer, as_buffer
 from nc10d.arrays.dtypes import DType, scalar
-from nc10d.cuda import memory
+from nc10d.cuda import captured_graphs, memory
 from nc10d.cuda.device_kernels import load_kernel
 from nc10d.cuda.driver import call, event_pool, on_device
 from nc10d.cuda.streams import Stream, relax_capture_mode
@@ -156,7 +156,6 @@ class _Tables:
         self._has_chunks = False
         self._image = self.nbytes
         self._memory: memory.DeviceArray | None = None
-        self._of_graphs: list[memory.DeviceArray] = []
 
     def lay_out(self, nbytes: Words) -> None:
         """Begin with rows of so many bytes, whose addresses `move` gives."""
@@ -175,7 +174,7 @@ class _Tables:
         assert self._memory is not None
         return self._places_in(self._memory)
 
-    def for_graph(self, _stream: int) -> tuple[int, int, int]:
+    def for_graph(self, stream: int) -> tuple[int, int, int]:
         """Return the same for a launch that is captured: tables that no later launch changes."""
         image = np.concatenate([self._rows(), self._chunks.reshape(-1)])
         made, mine = memory.reserve(image.shape, DType.INT64, self._device), Stream(self._device)
@@ -185,7 +184,7 @@ class _Tables:
             mine.synchronize()  # this copy alone, which is no part of the graph
         finally:
             call("cuThreadExchangeStreamCaptureMode", before)
-        self._of_graphs.append(made)
+        captured_graphs.keep(stream, self._device, lambda: made)
         return self._places_in(made)
 
     def _write(self, stream: int) -> None:

@@ -158,6 +158,12 @@ def repeated(cuda: Any, packer: Any) -> None:
         packing.pack()
         stream.synchronize()
         assert flat.to_host().tolist() == [3.0] * 4
+        del packing  # the graph's tables outlive it: freed memory would be others' at once
+        others = [cuda.zeros(n) for n in range(1, 40)]
+        call("cuGraphLaunch", runs, stream.handle)
+        stream.synchronize()
+        assert flat.to_host().tolist() == [0.5] * 4
+        assert all(not other.to_host().any() for other in others)
 
 
 def mistakes(cuda: Any, packer: Any) -> None:

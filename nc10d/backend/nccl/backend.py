@@ -30,6 +30,7 @@ from nc10d.backend.nccl.works import NcclWork
 from nc10d.backend.protocol import Backend, BackendSetup
 from nc10d.base.deadline import Deadline
 from nc10d.base.signal_errors import raised_here, suppress_here
+from nc10d.cuda import captured_graphs
 from nc10d.cuda.driver import current_device, ordinal
 from nc10d.cuda.memory import device_of
 from nc10d.errors import Aborted, CollectiveTimeout, CudaError, DistError, GroupClosed, NCCLError
@@ -229,14 +230,14 @@ class NcclBackend(Backend):
             if isinstance(error, GroupClosed):
                 with contextlib.suppress(DistError, OSError):  # the store may be gone
                     device_group.comm_streams.leave()
-            if not device_group.graphs.alive:
+            if not device_group.graphs_alive:
                 aborted.wait(deadline.remaining())
         if not isinstance(error, GroupClosed):
             self._records.failed(error)
 
     def _graphs_text(self) -> str:
         """Return what captured graphs of the group keep, "" without any."""
-        alive = 0 if self.device_group is None else self.device_group.graphs.alive
+        alive = 0 if self.device_group is None else self.device_group.graphs_alive
         if not alive:
             return ""
         return (
@@ -256,7 +257,7 @@ class NcclBackend(Backend):
                 self.fail(different)
                 return None
             self._check_communicators(device_group)
-            device_group.drop_ended_graphs()
+            captured_graphs.sweep()
         except (CudaError, NCCLError) as error:
             self.fail(error)
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from nc10d.arrays.access import first_array
@@ -10,7 +11,6 @@ from nc10d.backend.cpu.engine.call_sites import SITES
 from nc10d.backend.nccl.any_source import Senders
 from nc10d.backend.nccl.bindings import native
 from nc10d.backend.nccl.bindings.entering import NEW_SITE, TAGS_DIFFER
-from nc10d.backend.nccl.captured_graphs import CapturedGraphs
 from nc10d.backend.nccl.comm.comm_streams import (
     COLLECTIVES,
     CommStream,
@@ -30,7 +30,9 @@ from nc10d.backend.nccl.launch.planner import LaunchPlanner
 from nc10d.backend.nccl.works import NcclWork, PendingWorks
 from nc10d.base.deadline import Deadline
 from nc10d.base.signal_errors import Event
-from nc10d.cuda.driver import call, event_pool, on_device
+from nc10d.cuda import captured_graphs
+from nc10d.cuda.captured_graphs import Captured
+from nc10d.cuda.driver import EventPool, call, event_pool, on_device
 from nc10d.cuda.streams import LEGACY, chosen_stream_or, is_captured, stream_of
 from nc10d.errors import CudaError, DistError, NCCLError
 from nc10d.kernels.cache import entry_point
@@ -68,7 +70,7 @@ class DeviceGroup:
         self.board = self._planner.board
         self.senders = Senders(group.rank, group.size, group.messages(), group.options.links)
         self.pending = PendingWorks(self._pool, group.fail, self.board.ended)
-        self.graphs = CapturedGraphs(self._pool)
+        self._graphs: list[Captured] = []
         self._context = launch_table.DeviceContext(device)
         self._device_rows = self._context.address
         self._timing = group.options.timing
@@ -181,7 +183,7 @@ class DeviceGroup:
         Nobody waits for operations in flight, which NCCL's guide forbids meanwhile: then the new
         groups form communicators from nothing. A failure within NCCL ends the group.
         """
-        group, graphs = self._group, self.graphs.alive
+        group, graphs = self._group, self.graphs_alive
         self.pending.sweep()
         able = bool(ranks) and options.grow_from is None and group.library.has("ncclCommSplit")
         able = able and not (self.pending.busy or graphs or self.refusal or shares(group.options))
@@ -206,13 +208,10 @@ class DeviceGroup:
             raise ValueError(f"grow_from: group {group.name!r} has operations in flight")
         return Parent(main.comm, group.rank, group.size)
 
-    def drop_ended_graphs(self) -> None:
-        """Free what captured launches have used, unless a thread launches just now."""
-        if self.pending.lock.acquire(blocking=False):
-            try:
-                self.graphs.drop_ended()
-            finally:
-                self.pending.lock.release()
+    @property
+    def graphs_alive(self) -> int:
+        """How many graphs with launches of the group exist; any thread may ask."""
+        return len({each.graph for each in self._graphs if not each.gone})
 
     def calls(self, ops: Sequence[Op]) -> list[list[Call]]:
         """Check operations as `launch` does; return NCCL's calls for each, and launch nothing."""
@@ -231,8 +230,11 @@ class DeviceGroup:
             self.board.links.captured(op)
         self._submit(work, current, join)
         # The event belongs to the graph, and never ends.
-        with on_device(self.device):  # `current` may be the per-thread default stream
-            self.graphs.keep(current, work.event, work.cached)
+        event, cached = work.event, work.cached  # the graph uses what the table keeps
+        kept = captured_graphs.keep(
+            current, self.device, partial(_end_capture, self._pool, event, cached)
+        )
+        self._graphs = [each for each in self._graphs if not each.gone] + [kept]
         self.board.ended(work.stamp)
 
     def _defer(self, work: NcclWork, comm_streams: tuple[CommStream, ...], current: int) -> None:
@@ -339,3 +341,8 @@ class DeviceGroup:
         if by_cuda:
             return CudaError(f"{what}: CUDA error {code}", code=code)
         return NCCLError(f"{what}: {group.library.describe(code)}", code=code)
+
+
+def _end_capture(pool: EventPool, event: int, used: CachedLaunch) -> None:
+    """Take back the event of a captured launch; `used` is what its graph has used."""
+    pool.give(event)

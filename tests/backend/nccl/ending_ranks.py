@@ -16,6 +16,7 @@ from nc10d import cuda
 from nc10d.backend.nccl import backend as nccl_backend
 from nc10d.base import wait_report
 from nc10d.base.deadline import Deadline
+from nc10d.cuda import captured_graphs
 from nc10d.cuda.driver import call, driver
 from nc10d.errors import Aborted, DistError, GroupClosed
 from nc10d.group.process_group import ProcessGroup
@@ -147,15 +148,16 @@ def what_a_graph_uses_goes_with_it(group: ProcessGroup) -> None:
     mine, x = used(group), ones(group)
     backend = mine.backend("cuda")
     assert isinstance(backend, nccl_backend.NcclBackend)
-    graphs = backend.started.graphs
-    for count in range(1, 3):
+    started, here = backend.started, len(captured_graphs._captured)
+    for _ in range(2):
         first, second = captured(mine, x), captured(mine, x)
-        assert graphs.alive == 2
+        assert started.graphs_alive == 2
         forget(first)
-        assert graphs.alive == 1
+        assert started.graphs_alive == 1
         forget(second)
-        assert graphs.alive == 0
-        assert len(graphs._launches) == 2, count  # the earlier ones' are gone
+        assert started.graphs_alive == 0
+        captured_graphs.sweep()
+        assert len(captured_graphs._captured) == here
     dist.destroy_process_group(mine)
 
 

@@ -14,8 +14,8 @@ from typing import Any
 from llvmlite import ir
 from numba import njit, types
 
-from nc10d.backend.cpu.native.atomics import load, store, store_release
-from nc10d.kernels.cache import compiled, compiled_callback
+from nc10d.backend.cpu.native.atomics import load, store
+from nc10d.kernels.cache import compiled
 from nc10d.kernels.simd import I64, Builder, Value, emits
 
 WORDS = 11
@@ -177,10 +177,3 @@ def nc10d_nccl_uniform(places, table, count, itemsize, elements):  # type: ignor
             return 0
         end = address + load(counts + 8 * at) * itemsize
     return 1
-
-
-@compiled_callback("int64(int64)")
-def nc10d_nccl_graph_gone(word):  # type: ignore[no-untyped-def]
-    """Note at an address that a graph is gone; a thread of the driver calls."""
-    store_release(word, 1)
-    return 0
