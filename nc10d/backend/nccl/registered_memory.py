@@ -24,6 +24,7 @@ from nc10d.arrays.dtypes import dtype_of
 from nc10d.backend.nccl.backend import NcclBackend
 from nc10d.backend.nccl.bindings.header_table import FUNCTIONS
 from nc10d.backend.nccl.comm.communicator import Communicator, Registration, mem_alloc, mem_free
+from nc10d.backend.nccl.works import PendingWorks
 from nc10d.backend.protocol import Backend
 from nc10d.base.deadline import Deadline
 from nc10d.base.signal_errors import Event, Thread
@@ -75,7 +76,7 @@ def symmetric_zeros(group: GroupOfBackends) -> Callable[[int, npt.DTypeLike], De
         backend.started.meet("symmetric memory", deadline)
         return comm.window(address, nbytes, deadline)
 
-    return _arrays(_allocator(comm, backend.device, register), backend.device)
+    return _arrays(_allocator(backend, comm, register), backend.device)
 
 
 def nccl_backend(group: GroupOfBackends) -> NcclBackend:
@@ -93,7 +94,7 @@ def registered_bytes(group: GroupOfBackends) -> tuple[Callable[[int], Owner], in
     """
     backend = nccl_backend(group)
     comm = backend.communicator(Deadline.after(group.timeout))
-    return _allocator(comm, backend.device, _registering(comm, group)), backend.device
+    return _allocator(backend, comm, _registering(comm, group)), backend.device
 
 
 def _registering(comm: Communicator, group: GroupOfBackends) -> Callable[[int, int], Registration]:
@@ -106,13 +107,13 @@ def _registering(comm: Communicator, group: GroupOfBackends) -> Callable[[int, i
 
 
 def _allocator(
-    comm: Communicator, device: int, register: Callable[[int, int], Registration]
+    backend: NcclBackend, comm: Communicator, register: Callable[[int, int], Registration]
 ) -> Callable[[int], Owner]:
-    dropped = _dropped()
+    dropped, pending = _dropped(), backend.started.pending
 
     def allocate(nbytes: int) -> Owner:
         with comm.enter():
-            return _registered(comm, device, max(nbytes, 1), register, dropped)
+            return _registered(comm, pending, max(nbytes, 1), register, dropped)
 
     return allocate
 
@@ -134,7 +135,7 @@ class _Piece(NamedTuple):
     """A piece of memory and its registration."""
 
     comm: Communicator
-    device: int
+    pending: PendingWorks
     address: int
     registration: Registration
 
@@ -152,7 +153,7 @@ class Owner:
 
 def _registered(
     comm: Communicator,
-    device: int,
+    pending: PendingWorks,
     nbytes: int,
     register: Callable[[int, int], Registration],
     dropped: queue.SimpleQueue[_Piece],
@@ -163,7 +164,7 @@ def _registered(
     except BaseException:
         mem_free(comm.library, address)
         raise
-    return Owner(_Piece(comm, device, address, registration), dropped)
+    return Owner(_Piece(comm, pending, address, registration), dropped)
 
 
 @functools.cache
@@ -181,14 +182,14 @@ def _give_all_back(pieces: queue.SimpleQueue[_Piece]) -> None:
         piece = pieces.get()
         # A failed device or driver keeps memory until the process ends.
         with contextlib.suppress(DistError), piece.comm.enter():
-            _wait_for_default_stream(piece.device)
+            _wait_until(piece.pending.ended_later())  # operations keep no array whose stream waits
+            _wait_for_default_stream(piece.pending.device)
             _give_back(piece)
         del piece  # no reference while this waits for the next piece
 
 
 def _wait_for_default_stream(device: int) -> None:
     """Wait for the default stream of the current device, which waits for all copies."""
-    # The group's operations have kept their arrays until they ended, or that stream waits for them.
     pool = event_pool(device)
     event = pool.take()
     _wait_until(lambda: not is_captured(LEGACY, device))  # the event would break a graph

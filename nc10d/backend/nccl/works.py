@@ -239,6 +239,11 @@ class PendingWorks:
         """Return all pending Works; any thread may call without the lock."""
         return [work for queue in self._queues() for work in list(queue)]
 
+    def ended_later(self) -> Callable[[], bool]:
+        """Return a function that tells whether the Works that are pending now have ended."""
+        works = self._all()
+        return lambda: all(work._state != PENDING for work in works)
+
     def drain(self, deadline: Deadline) -> None:
         """Block until all pending Works have ended; raises their failure, or CollectiveTimeout."""
         for work in self._all():
