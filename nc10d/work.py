@@ -11,7 +11,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from nc10d.arrays.access import outputs
 from nc10d.base.deadline import NEVER, Deadline, Timeout, monotonic, seconds
@@ -33,6 +33,9 @@ class Work(Promise):
     """
 
     __slots__ = ("_started", "ops")
+
+    on_stream: ClassVar[bool] = False
+    """Whether `wait()` makes the current stream wait for the operation, and not the host."""
 
     def __init__(self, ops: Sequence[Op] = ()) -> None:
         # Written out instead of super().__init__(): every async call makes a Work.

@@ -20,6 +20,7 @@ class DeviceWork(Work):
 
     __slots__ = ()
 
+    on_stream = True
     blocks: bool
 
     def _await_queued(self) -> None:

@@ -19,6 +19,7 @@ from nc10d.arrays.access import arrays_of
 from nc10d.arrays.buffer import as_buffer, device_type, single_device_types
 from nc10d.arrays.interop import address_finder, map_arrays, map_to_numpy, numpy_view, unowned_views
 from nc10d.base.deadline import Deadline, Timeout, seconds
+from nc10d.base.promise import PENDING
 from nc10d.base.signal_errors import raised_here
 from nc10d.group.dispatch import Dispatcher
 from nc10d.ops import AllReduce, AllReduces, Array, Op, Recv, ReduceOp, RepeatedOps
@@ -36,6 +37,17 @@ class BatchedWork(Work):
         super().__init__((op,))
         self._place = place
         self._whole: Work | None = None
+
+    def wait(self, timeout: Timeout = None) -> bool:
+        """Wait as the block's Work does: on devices the current stream waits, and not the host."""
+        whole = self._whole
+        if timeout is None and whole is not None and whole.on_stream and self._state == PENDING:
+            return whole.wait()
+        return super().wait(timeout)
+
+    def wait_blocking(self, timeout: Timeout = None) -> bool:
+        """Block the host until the operation has ended; see Work.wait."""
+        return super().wait(timeout)
 
     def _settle(self, timeout: Timeout) -> None:
         self._require_unattended(self._describe())

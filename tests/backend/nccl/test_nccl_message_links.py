@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from device_ranks import LONG, device, full, value
 from emulated import emulated_ranks, emulators, needs_emulators
@@ -114,6 +115,40 @@ def receives_from_any_rank_keep_their_order(group: ProcessGroup) -> None:
     dist.destroy_process_group(mine)
 
 
+def a_batch_keeps_no_host_waiting(group: ProcessGroup) -> None:
+    """Streams wait for a batch's messages, as for single ones; a graph captures them."""
+    mine = dist.new_group()
+    assert isinstance(mine, ProcessGroup)
+    exchange(mine, [0])
+    x, stream = full(group, float(group.rank)), cuda.Stream(device(group))
+
+    def transfer() -> None:
+        op = dist.irecv if group.rank else dist.isend
+        (work,) = dist.batch_isend_irecv([dist.P2POp(op, x, 1 - group.rank, mine)])
+        work.wait()
+
+    if group.rank:
+        transfer()
+        group.store.set("waits", "")
+    else:
+        group.store.wait(["waits"], LONG)
+        transfer()
+    assert value(x) == 0.0
+    mode = driver().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+    with cuda.on_device(device(group)), cuda.stream(stream):
+        call("cuStreamBeginCapture", stream.handle, mode)
+        transfer()
+        graph = call("cuStreamEndCapture", stream.handle)
+        runs = call("cuGraphInstantiate", graph, 0)
+        x.fill_from(np.full(100, 3.0 + group.rank, np.float32))
+        call("cuGraphLaunch", runs, stream.handle)
+        stream.synchronize()
+        call("cuGraphDestroy", graph)
+        call("cuGraphExecDestroy", runs)
+    assert value(x) == 3.0
+    dist.destroy_process_group(mine)
+
+
 def other_sizes_are_refused(group: ProcessGroup) -> None:
     mine = dist.new_group()
     assert isinstance(mine, ProcessGroup)
@@ -188,6 +223,7 @@ LAWS = [
     other_tags_are_refused,
     tags_that_differed_long_ago_are_refused,
     receives_from_any_rank_keep_their_order,
+    a_batch_keeps_no_host_waiting,
     other_sizes_are_refused,
     tags_on_request_are_received_in_any_order,
     graphs_with_messages_are_not_compared,
