@@ -89,6 +89,7 @@ class NcclBackend(Backend):
         self.device_group: DeviceGroup | None = None
         self._binding = threading.RLock()
         self._ending: Deadline | None = None  # from the first call that closes
+        self._cut_off = False  # whether a failure has ended an operation
         self._records = NcclRecords(setup.rank, setup.size)
 
     def bind(self, device: int, deadline: Deadline) -> None:
@@ -224,6 +225,7 @@ class NcclBackend(Backend):
         """Abort communicators, then end Works, after at most a few seconds."""
         device_group = self.device_group
         if device_group is not None:
+            self._cut_off = device_group.pending.busy
             device_group.pending.freeze()
             deadline, abort = Deadline.after(_ABORT_PATIENCE), device_group.comm_streams.abort
             aborted = device_group.pending.end(error, abort, deadline)
@@ -291,6 +293,9 @@ class NcclBackend(Backend):
         if device_group is None:
             self._failure.close(gone, lambda: None)
             return
+        failed = self._failure.error
+        if self._cut_off and failed is not None and not failed._told and self._ending is None:
+            _log.error("nc10d: %s; no call has raised this error", failed)
         self._ending = self._ending or Deadline.after(_CLOSE_PATIENCE)
         with suppress_here(DistError):
             device_group.pending.sweep(wait=False)  # a thread may be stuck in NCCL

@@ -222,6 +222,8 @@ class DeviceGroup:
 
     def _capture(self, work: NcclWork, ready: bool, current: int, join: bool) -> None:
         """Submit a launch that becomes part of a graph."""
+        if work.blocks:
+            raise ValueError(f"{work._describe()}: a captured call can't make the host wait")
         if not ready:
             raise ValueError(f"{work._describe()}: communicate once before capturing a graph")
         if work.cached.room_nbytes:

@@ -130,7 +130,12 @@ class GroupFailure:
         if found is None:  # without a failure detector the store carries the cause
             with contextlib.suppress(DistError, OSError):  # the store may be gone
                 found = _publish(self._store or self._new_store(), error)
-        return found or error
+        if found is None:
+            return error
+        own = copy_to_raise(found)
+        assert isinstance(own, DistError), "a copy has the type of the original"
+        own._told = False  # the detector has told this backend, and no caller
+        return own
 
     def _root_cause(self, error: DistError) -> DistError:
         """Return another backend's cause for NCCL's error about a peer, else the error."""

@@ -20,6 +20,7 @@ from nc10d.cuda import captured_graphs
 from nc10d.cuda.driver import call, driver
 from nc10d.errors import Aborted, DistError, GroupClosed
 from nc10d.group.process_group import ProcessGroup
+from nc10d.ops import Barrier
 
 SOON = 4.0
 """Seconds: less than the patience after which waiters raise whatever NCCL does."""
@@ -226,7 +227,34 @@ def groups_end_in_any_order(group: ProcessGroup) -> None:
     assert time.monotonic() - begin < SOON
 
 
+def an_error_that_no_call_has_raised_is_logged(group: ProcessGroup) -> None:
+    """A program that only synchronizes the device would go on with old data unknowingly."""
+    mine, x = used(group), ones(group)
+    with told() as lines:
+        if not group.rank:
+            mine.all_reduce(x, timeout=0.3)
+            cuda.synchronize(device(group))
+            once(group, "timed out")
+        else:
+            after(group, "timed out")
+        dist.destroy_process_group(mine)
+    assert any("no call has raised this error" in line for line in lines) == (not group.rank), lines
+
+
+def a_barrier_is_not_captured(group: ProcessGroup) -> None:
+    mine, stream = used(group), cuda.Stream(device(group))
+    mode = driver().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+    with cuda.on_device(device(group)), cuda.stream(stream):
+        call("cuStreamBeginCapture", stream.handle, mode)
+        with pytest.raises(ValueError, match="a captured call can't make the host wait"):
+            mine.backend("cuda").launch((Barrier(),), LONG, async_op=False)
+        call("cuGraphDestroy", call("cuStreamEndCapture", stream.handle))
+    dist.destroy_process_group(mine)
+
+
 ENDINGS = [
+    an_error_that_no_call_has_raised_is_logged,
+    a_barrier_is_not_captured,
     stuck_communicators_are_aborted_together,
     live_graphs_are_named_and_hold_no_waiter,
     destroying_with_live_graphs_does_not_wait,

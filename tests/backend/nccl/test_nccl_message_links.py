@@ -18,7 +18,7 @@ from nc10d import cuda
 from nc10d.backend.nccl.backend import NcclBackend
 from nc10d.backend.nccl.comm.options import NcclOptions
 from nc10d.cuda.driver import call, driver
-from nc10d.errors import CollectiveMismatch
+from nc10d.errors import CollectiveMismatch, DistError
 from nc10d.group.process_group import ProcessGroup
 from nc10d.testing.ranks import Ranks
 
@@ -149,6 +149,16 @@ def a_batch_keeps_no_host_waiting(group: ProcessGroup) -> None:
     dist.destroy_process_group(mine)
 
 
+def a_missing_sender_is_named(group: ProcessGroup) -> None:
+    """By the rank's number in the group, and not among the two ranks of the link."""
+    mine = dist.new_group()
+    assert isinstance(mine, ProcessGroup)
+    if not group.rank:
+        with pytest.raises(DistError, match=r"rank 0 timed out.*: rank 1 did not come to group"):
+            mine.recv(full(group, 0.0), 1, timeout=0.3)
+    dist.destroy_process_group(mine)
+
+
 def other_sizes_are_refused(group: ProcessGroup) -> None:
     mine = dist.new_group()
     assert isinstance(mine, ProcessGroup)
@@ -224,6 +234,7 @@ LAWS = [
     tags_that_differed_long_ago_are_refused,
     receives_from_any_rank_keep_their_order,
     a_batch_keeps_no_host_waiting,
+    a_missing_sender_is_named,
     other_sizes_are_refused,
     tags_on_request_are_received_in_any_order,
     graphs_with_messages_are_not_compared,

@@ -179,7 +179,8 @@ class CommStreams:
             if parent is not None:
                 keys.set(f"{_OLD}/{rank}", f"{parent.rank} of {parent.size}")
                 keys.set(_OLD, "")
-            unique = wait_for_ranks(keys, library, name, rank, size, deadline, check, parent)
+            meeting = keys, library, name, rank, size, deadline, check
+            unique = wait_for_ranks(*meeting, parent, ranks)
             grows = comm_stream.name == COLLECTIVES and keys.check([_OLD])
         finally:
             store.close()
@@ -246,6 +247,7 @@ def meet(
     deadline: Deadline,
     check: Callable[[], None],
     conclude: Callable[[], str] = lambda: _GO,
+    members: Sequence[int] | None = None,
 ) -> None:
     """Wait until all `size` ranks have called with a store of their own.
 
@@ -253,15 +255,16 @@ def meet(
     rank to arrive writes the permission to go on, `conclude()`, which may be a reason not to; a
     rank that gives up writes the reason. The first of these entries holds for all ranks.
 
-    `name` is what the ranks come to, in errors. `check` is called meanwhile and raises if waiting
-    has become pointless. RendezvousError, the same on all ranks, names the ranks that had not
-    arrived by the first deadline.
+    `name` is what the ranks come to, in errors, which number ranks as `members` do. `check` is
+    called meanwhile and raises if waiting has become pointless. RendezvousError, the same on all
+    ranks, names the ranks that had not arrived by the first deadline.
     """
     store.set(f"here/{rank}", "")
-    report = WaitReport(f"rank {rank} of {size}", deadline)
+    names = range(size) if members is None else members
+    report = WaitReport(f"rank {names[rank]}", deadline)
 
     def missing() -> str:
-        ranks = [other for other in range(size) if not store.check([f"here/{other}"])]
+        ranks = [names[other] for other in range(size) if not store.check([f"here/{other}"])]
         return f"{ranks_text(ranks)} did not come to {name}"
 
     def check_and_tell() -> None:
@@ -285,12 +288,14 @@ def wait_for_ranks(
     deadline: Deadline,
     check: Callable[[], None],
     parent: Parent | None = None,
+    members: Sequence[int] | None = None,
 ) -> bytes:
     """Meet all ranks of a new communicator; return its unique id. See `meet`."""
     if rank == 0:
         made = library.unique_id() if parent is None else parent.communicator.growth_id()
         store.set("id", made)
-    meet(store, name, rank, size, deadline, check, lambda: _conclusion(store, name, size))
+    conclude = functools.partial(_conclusion, store, name, size)
+    meet(store, name, rank, size, deadline, check, conclude, members)
     return store.get("id")
 
 

@@ -156,8 +156,12 @@ class NcclOptions:
 def read_options(given: object) -> NcclOptions:
     """Return options, completed from the environment; TypeError if `given` is no NcclOptions."""
     if given is not None and not isinstance(given, NcclOptions):
-        raise TypeError(f"pg_options of the nccl backend must be NcclOptions, got {given!r}")
+        kind = type(given).__name__
+        raise TypeError(f"pg_options of the nccl backend must be NcclOptions, got a {kind}")
     options = given or NcclOptions()
+    if not isinstance(options.config, NCCLConfig):
+        kind = type(options.config).__name__
+        raise TypeError(f"NcclOptions.config: expected an NCCLConfig, got a {kind}")
     if options.links is None:
         queues = os.environ.get(QUEUES, "")
         few = queues.isdigit() and int(queues) < _USUAL_QUEUES
