@@ -25,7 +25,7 @@ from nc10d.backend.nccl.comm.options import NcclOptions, as_struct, read_options
 from nc10d.backend.nccl.device_group import DeviceGroup
 from nc10d.backend.nccl.failure import GroupFailure
 from nc10d.backend.nccl.records import NcclRecords
-from nc10d.backend.nccl.watchdog import watchdog
+from nc10d.backend.nccl.watchdog import SLOW, watchdog
 from nc10d.backend.nccl.works import NcclWork
 from nc10d.backend.protocol import Backend, BackendSetup
 from nc10d.base.deadline import Deadline
@@ -268,9 +268,10 @@ class NcclBackend(Backend):
         late = device_group.pending.late()
         if late is not None:
             self.fail(_timeout_of(self._group, late, self._others))
-        elif device_group.pending.busy:
+        elif device_group.pending.busy or device_group.graphs_alive:
             self._failure.poll()
-        return device_group.pending.pause()
+        pause = device_group.pending.pause()
+        return SLOW if pause is None and device_group.graphs_alive else pause
 
     def _check_communicators(self, device_group: DeviceGroup) -> None:
         for comm_stream in device_group.comm_streams.all():

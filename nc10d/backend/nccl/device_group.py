@@ -27,6 +27,7 @@ from nc10d.backend.nccl.launch.compared_call import CallText, compared
 from nc10d.backend.nccl.launch.launch_cache import CachedLaunch
 from nc10d.backend.nccl.launch.nccl_calls import Call
 from nc10d.backend.nccl.launch.planner import LaunchPlanner
+from nc10d.backend.nccl.watchdog import watchdog
 from nc10d.backend.nccl.works import NcclWork, PendingWorks
 from nc10d.base.deadline import Deadline
 from nc10d.base.signal_errors import Event
@@ -238,6 +239,7 @@ class DeviceGroup:
         )
         self._graphs = [each for each in self._graphs if not each.gone] + [kept]
         self.board.ended(work.stamp)
+        watchdog.wake()  # a peer's failure ends graphs, too, which may run at any time
 
     def _defer(self, work: NcclWork, comm_streams: tuple[CommStream, ...], current: int) -> None:
         work.stamp = self._enter(self._planner.caller_of(work.ops), work)

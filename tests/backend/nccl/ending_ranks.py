@@ -227,6 +227,22 @@ def groups_end_in_any_order(group: ProcessGroup) -> None:
     assert time.monotonic() - begin < SOON
 
 
+def a_graph_that_runs_ends_with_its_group(group: ProcessGroup) -> None:
+    """A rank that only replays learns that a peer has aborted."""
+    mine, x = used(group), ones(group)
+    graphs, stream = captured(mine, x), cuda.Stream(device(group))
+    if group.rank:
+        after(group, "replays")
+        mine.abort("enough")
+    else:
+        with cuda.on_device(device(group)):
+            call("cuGraphLaunch", graphs[1], stream.handle)
+        once(group, "replays")
+        stream.synchronize()
+    forget(graphs)
+    dist.destroy_process_group(mine)
+
+
 def an_error_that_no_call_has_raised_is_logged(group: ProcessGroup) -> None:
     """A program that only synchronizes the device would go on with old data unknowingly."""
     mine, x = used(group), ones(group)
@@ -255,6 +271,7 @@ def a_barrier_is_not_captured(group: ProcessGroup) -> None:
 ENDINGS = [
     an_error_that_no_call_has_raised_is_logged,
     a_barrier_is_not_captured,
+    a_graph_that_runs_ends_with_its_group,
     stuck_communicators_are_aborted_together,
     live_graphs_are_named_and_hold_no_waiter,
     destroying_with_live_graphs_does_not_wait,
