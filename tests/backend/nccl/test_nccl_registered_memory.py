@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import sys
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -63,6 +65,35 @@ def memory_stays_until_what_was_queued_is_done(group: ProcessGroup) -> None:
     comes_back_to(before)
 
 
+class Foreign:
+    """An array as CuPy's, whose current stream is `current`."""
+
+    __module__ = "cupy.fake"
+
+    def __init__(self, x: cuda.DeviceArray) -> None:
+        self.__cuda_array_interface__ = {**x.__cuda_array_interface__, "stream": None}
+        self.owner = x
+
+
+def memory_stays_until_operations_have_ended(group: ProcessGroup) -> None:
+    """A synchronous operation keeps no array: CuPy's stream waits, but not the default stream."""
+    side, make = cuda.Stream(0), registered_zeros(group)
+    current = SimpleNamespace(get_current_stream=lambda: SimpleNamespace(ptr=side.handle))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=current))
+        group.all_reduce(cuda.zeros(1, device=0))
+        before = free_bytes()
+        x = Foreign(make(COUNT, np.float32))
+        with cuda.on_device(0), held(side.handle):
+            group.all_reduce(x)
+            del x
+            gc.collect()
+            until = time.monotonic() + 0.2
+            while time.monotonic() < until:
+                assert free_bytes() < before
+        comes_back_to(before)
+
+
 def memory_that_cant_be_registered_goes_back(group: ProcessGroup) -> None:
     """The emulator refuses to register the first allocation and to deregister the second."""
     make = registered_zeros(group)
@@ -85,6 +116,7 @@ def comes_back_to(wanted: int) -> None:
 CASES = [
     (ranks_that_run_out_of_batches_meet_nobody_anew, 2, ""),
     (memory_stays_until_what_was_queued_is_done, 1, ""),
+    (memory_stays_until_operations_have_ended, 1, ""),
     (
         memory_that_cant_be_registered_goes_back,
         1,
