@@ -163,7 +163,7 @@ def reserve(shape: tuple[int, ...], element: ElementType, device: int) -> Device
 
 @functools.cache
 def _allocating(device: int) -> streams.Stream:
-    """Return the stream on which memory is allocated, which nobody captures."""
+    """Return the stream on which memory is allocated; programs don't know it, or capture it."""
     return streams.Stream(device)
 
 

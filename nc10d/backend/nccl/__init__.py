@@ -18,8 +18,9 @@ NCCL makes this backend different from others:
 - 16-bit ints can be moved but not reduced; bitwise reductions are for bools; complex products are
   refused. NCCL chooses the order in which sums are formed, and the result of MIN and MAX for NaNs.
 - Reductions in rank order (`SUM.ordered`, and one's own) are folded by kernels of nc10d, for which
-  numba-cuda is needed: an UnsupportedPlatform without. They need room on the device, so a CUDA
-  graph captures only calls that have been made before with the same arrays.
+  numba-cuda is needed: an UnsupportedPlatform without. They need room on the device.
+- A CUDA graph captures calls whose communicators have been formed, and no barrier.
+- Messages from a rank to another are received in the order of their sends; see NcclOptions.
 - Arrays must be aligned to their elements; others are a ValueError before anything is sent. Strided
   arrays are copied in C order, by a kernel. c10d sends permuted arrays without gaps as they lie in
   memory, which is wrong if ranks' strides differ, and refuses all others.
@@ -27,5 +28,5 @@ NCCL makes this backend different from others:
 - A receive from any rank has to be launched by itself (ValueError in a block), and needs the CPU
   backend in the group, or as its failure detector. Its timeout fails this receive alone.
 - Ranks that make different calls raise CollectiveMismatch, but the earlier ranks' arrays are
-  undefined then. The sizes of messages, and of exchanges with a size per rank, are not compared.
+  undefined then. The sizes of exchanges with a size per rank are not compared.
 """

@@ -230,7 +230,7 @@ class DeviceGroup:
         if work.cached.room_nbytes:
             work.cached = self._planner.again(work.cached, work.ops, work.deadline, None)
         for op in work.ops if work.cached.messages is not None else ():
-            self.board.links.captured(op)
+            self.board.links.stop_comparing(op)
         self._submit(work, current, join)
         # The event belongs to the graph, and never ends.
         event, cached = work.event, work.cached  # the graph uses what the table keeps

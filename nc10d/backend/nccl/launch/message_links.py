@@ -86,14 +86,14 @@ class MessageLinks:
         self._told: dict[str, int] = {}
 
     def row(self, op: Op) -> tuple[int, ...]:
-        """Return the call that compares a message, with its arguments; () if nothing does."""
+        """Return the call that compares a message, with its arguments; () for other operations."""
         if not self._compares or not isinstance(op, (Send, Recv)):
             return ()
         words = self._link(op).words
         tag, nbytes = op.tag, as_buffer(op.x).nbytes
         return nc10d_nccl_link.address, words.buffer_info()[0], tag, nbytes
 
-    def captured(self, op: Op) -> None:
+    def stop_comparing(self, op: Op) -> None:
         """Compare no more messages of an operation's link: a graph repeats some of them."""
         if self._compares and isinstance(op, (Send, Recv)):
             link = self._link(op)
