@@ -32,7 +32,7 @@ class Captured(NamedTuple):
         return value.value > 0
 
 
-_captured: list[Captured] = []
+_captured: dict[int, Captured] = {}
 
 
 def keep(stream: int, device: int, release: Callable[[], object]) -> Captured:
@@ -53,15 +53,13 @@ def keep(stream: int, device: int, release: Callable[[], object]) -> Captured:
         counted = call("cuUserObjectCreate", ctypes.addressof(ended), post, 1, flags)
         call("cuGraphRetainUserObject", graph, counted, 1, moved)
     made = Captured(int(number), ended, release)
-    _captured.append(made)
+    _captured[ctypes.addressof(ended)] = made
     return made
 
 
 def sweep() -> None:
     """Release what graphs have used that are gone; any thread may call."""
-    for each in [each for each in _captured if each.gone]:
-        try:
-            _captured.remove(each)
-        except ValueError:  # another thread has released it
-            continue
-        each.release()
+    for key in [key for key, each in list(_captured.items()) if each.gone]:
+        found = _captured.pop(key, None)  # another thread may have released it
+        if found is not None:
+            found.release()
