@@ -18,11 +18,10 @@ _SEMAPHORE = 64  # bytes, at least sizeof(sem_t)
 
 
 class Captured(NamedTuple):
-    """A captured launch: its graph's number and semaphore, and what is called at its end."""
+    """A captured launch: its graph's number and semaphore."""
 
     graph: int
     ended: ctypes.Array[ctypes.c_char]
-    release: Callable[[], object]
 
     @property
     def gone(self) -> bool:
@@ -32,7 +31,7 @@ class Captured(NamedTuple):
         return value.value > 0
 
 
-_captured: dict[int, Captured] = {}
+_captured: dict[int, tuple[Captured, Callable[[], object]]] = {}
 
 
 def keep(stream: int, device: int, release: Callable[[], object]) -> Captured:
@@ -52,14 +51,14 @@ def keep(stream: int, device: int, release: Callable[[], object]) -> Captured:
         _, number, graph, *_ = call("cuStreamGetCaptureInfo", stream)
         counted = call("cuUserObjectCreate", ctypes.addressof(ended), post, 1, flags)
         call("cuGraphRetainUserObject", graph, counted, 1, moved)
-    made = Captured(int(number), ended, release)
-    _captured[ctypes.addressof(ended)] = made
+    made = Captured(int(number), ended)
+    _captured[ctypes.addressof(ended)] = made, release
     return made
 
 
 def sweep() -> None:
     """Release what graphs have used that are gone; any thread may call."""
-    for key in [key for key, each in list(_captured.items()) if each.gone]:
+    for key in [key for key, (each, _) in list(_captured.items()) if each.gone]:
         found = _captured.pop(key, None)  # another thread may have released it
         if found is not None:
-            found.release()
+            found[1]()
