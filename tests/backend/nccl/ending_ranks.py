@@ -149,6 +149,7 @@ def what_a_graph_uses_goes_with_it(group: ProcessGroup) -> None:
     mine, x = used(group), ones(group)
     backend = mine.backend("cuda")
     assert isinstance(backend, nccl_backend.NcclBackend)
+    captured_graphs.sweep()
     started, here = backend.started, len(captured_graphs._captured)
     for _ in range(2):
         first, second = captured(mine, x), captured(mine, x)
