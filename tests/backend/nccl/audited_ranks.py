@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -93,52 +93,46 @@ def messages() -> dict[str, Callable[[ProcessGroup], None]]:
 # Aborts
 
 
-def raises_soon(works: list[Waits]) -> None:
-    for work in works:
-        with soon("an operation's end"), pytest.raises(Aborted, match="enough"):
-            work.wait_blocking(LONG)
+def rank_0_aborts(
+    group: ProcessGroup, mine: Sequence[ProcessGroup], launch: Callable[[], list[Waits]]
+) -> None:
+    """Rank 0 launches what waits for rank 1 in vain, and aborts groups; all ranks destroy them."""
+    if group.rank == 0:
+        works = launch()
+        with soon("an abort"):
+            for each in mine:
+                each.abort("enough")
+        for work in works:
+            with soon("an operation's end"), pytest.raises(Aborted, match="enough"):
+                work.wait_blocking(LONG)
+        once(group, "ended")
+    after(group, "ended")
+    for each in mine:
+        close_soon(each)
 
 
 def an_abort_ends_a_stuck_communicator(group: ProcessGroup) -> None:
-    """Rank 0's all_reduce waits for rank 1 in vain."""
     mine = own(group)
-    if group.rank == 0:
-        work = mine.all_reduce(ones(mine), async_op=True)
-        with soon("an abort"):
-            mine.abort("enough")
-        raises_soon([work])
-        once(group, "ended")
-    after(group, "ended")
-    close_soon(mine)
+    rank_0_aborts(group, [mine], lambda: [mine.all_reduce(ones(mine), async_op=True)])
 
 
 def an_abort_ends_two_stuck_communicators(group: ProcessGroup) -> None:
-    """Rank 0 waits in vain for an all_reduce and for a message, which has its own communicator."""
+    """A message has its own communicator."""
     mine = own(group)
     pair(mine)
-    if group.rank == 0:
-        works = [mine.all_reduce(ones(mine), async_op=True), mine.irecv(ones(mine), 1)]
-        with soon("an abort"):
-            mine.abort("enough")
-        raises_soon(works)
-        once(group, "ended")
-    after(group, "ended")
-    close_soon(mine)
+    rank_0_aborts(
+        group,
+        [mine],
+        lambda: [mine.all_reduce(ones(mine), async_op=True), mine.irecv(ones(mine), 1)],
+    )
 
 
 def an_abort_ends_two_stuck_groups(group: ProcessGroup) -> None:
     """Aborted one after the other: freeing the first waits for kernels of the second."""
-    first, second = own(group), own(group)
-    if group.rank == 0:
-        works = [mine.all_reduce(ones(mine), async_op=True) for mine in (first, second)]
-        with soon("two aborts"):
-            first.abort("enough")
-            second.abort("enough")
-        raises_soon(works)
-        once(group, "ended")
-    after(group, "ended")
-    for mine in (first, second):
-        close_soon(mine)
+    both = [own(group), own(group)]
+    rank_0_aborts(
+        group, both, lambda: [mine.all_reduce(ones(mine), async_op=True) for mine in both]
+    )
 
 
 def an_abort_with_a_live_graph_ends(group: ProcessGroup) -> None:
@@ -154,14 +148,7 @@ def an_abort_with_a_live_graph_ends(group: ProcessGroup) -> None:
         call("cuGraphLaunch", runs, stream.handle)
         stream.synchronize()
     assert value(x) == group.size
-    if group.rank == 0:
-        work = mine.all_reduce(x, async_op=True)
-        with soon("an abort"):
-            mine.abort("enough")
-        raises_soon([work])
-        once(group, "ended")
-    after(group, "ended")
-    close_soon(mine)
+    rank_0_aborts(group, [mine], lambda: [mine.all_reduce(x, async_op=True)])
     with cuda.on_device(device(mine)):
         call("cuGraphExecDestroy", runs)
         call("cuGraphDestroy", graph)

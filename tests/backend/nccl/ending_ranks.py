@@ -66,26 +66,6 @@ def told() -> Iterator[list[str]]:
         logger.removeHandler(handler)
 
 
-def stuck_communicators_are_aborted_together(group: ProcessGroup) -> None:
-    """An abort frees memory, which waits for the other communicator's kernel."""
-    mine, x, y = used(group), ones(group), ones(group)
-    if group.rank:
-        mine.recv(y, 0)
-        after(group, "aborted")
-    else:
-        mine.send(y, 1)
-        works = [mine.all_reduce(x, async_op=True), mine.isend(y, 1)]
-        begin = time.monotonic()
-        mine.abort("enough")
-        for work in works:
-            with pytest.raises(Aborted, match="enough"):
-                work.wait_blocking(LONG)
-        assert time.monotonic() - begin < SOON
-        once(group, "aborted")
-    threads_end("nc10d-nccl-abort")
-    dist.destroy_process_group(mine)
-
-
 def captured(group: ProcessGroup, x: cuda.DeviceArray) -> list[object]:
     """Return a CUDA graph with an all_reduce, and its instance."""
     mine = cuda.Stream(device(group))
@@ -273,7 +253,6 @@ ENDINGS = [
     an_error_that_no_call_has_raised_is_logged,
     a_barrier_is_not_captured,
     a_graph_that_runs_ends_with_its_group,
-    stuck_communicators_are_aborted_together,
     live_graphs_are_named_and_hold_no_waiter,
     destroying_with_live_graphs_does_not_wait,
     what_a_graph_uses_goes_with_it,
