@@ -6,7 +6,7 @@ import functools
 import re
 
 from nc10d.cuda.driver import call, driver, on_device
-from nc10d.cuda.streams import relax_capture_mode
+from nc10d.cuda.streams import relaxed_capture_mode
 from nc10d.errors import CudaError
 
 _UNSUPPORTED_PTX = 222
@@ -37,12 +37,8 @@ def load_kernel(device: int, ptx: str) -> int:
     """
     name = re.search(r"\.visible \.entry (\w+)\(", ptx)
     assert name, "NVVM made no kernel"
-    before = relax_capture_mode()
-    try:
-        with on_device(device):
-            return int(call("cuModuleGetFunction", _loaded(ptx), name[1].encode()))
-    finally:
-        call("cuThreadExchangeStreamCaptureMode", before)
+    with relaxed_capture_mode(), on_device(device):
+        return int(call("cuModuleGetFunction", _loaded(ptx), name[1].encode()))
 
 
 def _loaded(ptx: str) -> object:

@@ -24,7 +24,7 @@ from nc10d.arrays.dtypes import DType, scalar
 from nc10d.cuda import captured_graphs, memory
 from nc10d.cuda.device_kernels import load_kernel
 from nc10d.cuda.driver import call, event_pool, on_device
-from nc10d.cuda.streams import Stream, relax_capture_mode
+from nc10d.cuda.streams import Stream, relaxed_capture_mode
 from nc10d.kernels.gpu.gpu_pack import THREADS, chunks_of, packing_name, supports
 from nc10d.kernels.gpu.gpu_ptx import shipped_ptx
 from nc10d.ops import Array
@@ -178,12 +178,9 @@ class _Tables:
         """Return the same for a launch that is captured: tables that no later launch changes."""
         image = np.concatenate([self._rows(), self._chunks.reshape(-1)])
         made, mine = memory.reserve(image.shape, DType.INT64, self._device), Stream(self._device)
-        before = relax_capture_mode()
-        try:
+        with relaxed_capture_mode():
             _send(image, made, mine.handle)
             mine.synchronize()  # this copy alone, which is no part of the graph
-        finally:
-            call("cuThreadExchangeStreamCaptureMode", before)
         captured_graphs.keep(stream, self._device, lambda: made)
         return self._places_in(made)
 
