@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import pytest
-from device_ranks import LONG, after, device, full, once, ones, value
+from device_ranks import LONG, after, device, full, once, ones, used, value
 
 import nc10d as dist
 from nc10d import cuda
@@ -49,15 +49,6 @@ def soon(what: str) -> Iterator[None]:
     yield
     spent = time.monotonic() - begin
     assert spent < SOON, f"{what} took {spent:.1f} s"
-
-
-def own(group: ProcessGroup) -> ProcessGroup:
-    """Return a group that a law may end, formed on the device."""
-    mine = dist.new_group(range(group.size))
-    assert isinstance(mine, ProcessGroup)
-    mine.all_reduce(ones(mine))
-    cuda.synchronize(device(mine))
-    return mine
 
 
 # Messages
@@ -112,13 +103,13 @@ def rank_0_aborts(
 
 
 def an_abort_ends_a_stuck_communicator(group: ProcessGroup) -> None:
-    mine = own(group)
+    mine = used(group)
     rank_0_aborts(group, [mine], lambda: [mine.all_reduce(ones(mine), async_op=True)])
 
 
 def an_abort_ends_two_stuck_communicators(group: ProcessGroup) -> None:
     """A message has its own communicator."""
-    mine = own(group)
+    mine = used(group)
     pair(mine)
     rank_0_aborts(
         group,
@@ -129,7 +120,7 @@ def an_abort_ends_two_stuck_communicators(group: ProcessGroup) -> None:
 
 def an_abort_ends_two_stuck_groups(group: ProcessGroup) -> None:
     """Aborted one after the other: freeing the first waits for kernels of the second."""
-    both = [own(group), own(group)]
+    both = [used(group), used(group)]
     rank_0_aborts(
         group, both, lambda: [mine.all_reduce(ones(mine), async_op=True) for mine in both]
     )
@@ -137,7 +128,7 @@ def an_abort_ends_two_stuck_groups(group: ProcessGroup) -> None:
 
 def an_abort_with_a_live_graph_ends(group: ProcessGroup) -> None:
     """NCCL keeps a communicator while a graph has its launches; the group ends all the same."""
-    mine = own(group)
+    mine = used(group)
     x, stream = ones(mine), cuda.Stream(device(mine))
     relaxed = driver().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
     with cuda.on_device(device(mine)), cuda.stream(stream):
@@ -204,7 +195,7 @@ def memory_of_torchs_temporaries_is_bounded(group: ProcessGroup) -> None:
 
 def a_late_peer_does_not_hold_an_end(group: ProcessGroup) -> None:
     """Rank 1 destroys its group after rank 0 has returned; then NCCL lets go on both."""
-    mine = own(group)
+    mine = used(group)
     backend: Any = mine.backend("cuda")
     comm = backend.device_group.comm_streams.find("all").comm
     if group.rank == 1:

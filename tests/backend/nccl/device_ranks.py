@@ -63,6 +63,17 @@ def value(x: cuda.DeviceArray) -> float:
     return float(found.pop())
 
 
+def used(group: ProcessGroup) -> ProcessGroup:
+    """Return a new group that a law may end: formed on all ranks, with nothing in flight."""
+    made = dist.new_group(range(group.size))
+    assert isinstance(made, ProcessGroup)
+    x = ones(group)
+    made.all_reduce(x)
+    assert value(x) == group.size
+    group.barrier()
+    return made
+
+
 def once(group: ProcessGroup, name: str) -> None:
     """Notify the other ranks that this rank has reached the point `name`."""
     group.store.set(f"test/{name}", "")

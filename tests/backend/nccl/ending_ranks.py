@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from device_ranks import LONG, after, device, full, once, ones, value
+from device_ranks import LONG, after, device, full, once, ones, used
 
 import nc10d as dist
 from nc10d import cuda
@@ -24,16 +24,6 @@ from nc10d.ops import Barrier
 
 SOON = 4.0
 """Seconds: less than the patience after which waiters raise whatever NCCL does."""
-
-
-def used(group: ProcessGroup) -> ProcessGroup:
-    """Return a new group that has a communicator, and nothing in flight."""
-    made = dist.new_group(range(group.size))
-    assert isinstance(made, ProcessGroup)
-    x = ones(group)
-    made.all_reduce(x)
-    assert value(x) == group.size
-    return made
 
 
 def threads_end(*names: str) -> None:

@@ -19,9 +19,9 @@ from nc10d import cuda
 from nc10d.backend.backend_table import BackendTable
 from nc10d.backend.nccl.backend import NcclBackend
 from nc10d.backend.nccl.bindings.library import Library
-from nc10d.backend.nccl.captured_graphs import CapturedGraphs
 from nc10d.backend.nccl.comm.communicator import Communicator
 from nc10d.backend.nccl.comm.options import NCCLConfig, NcclOptions
+from nc10d.backend.nccl.device_group import DeviceGroup
 from nc10d.errors import Aborted, NCCLError, RendezvousError
 from nc10d.group.process_group import ProcessGroup
 from nc10d.testing.ranks import Ranks
@@ -50,6 +50,7 @@ def bound(group: ProcessGroup, **more: Any) -> ProcessGroup:
     device_id = f"cuda:{device(group)}"
     mine = dist.new_group(range(group.size), device_id=device_id, **more)
     assert isinstance(mine, ProcessGroup)
+    group.barrier()  # a law may abort it, which would end a rank that still binds its device
     return mine
 
 
@@ -134,6 +135,7 @@ def groups_end_in_either_order(group: ProcessGroup) -> None:
 def an_abort_ends_one_group(group: ProcessGroup) -> None:
     parent = bound(group)
     child = split(parent, [[*range(group.size)]])
+    group.barrier()
     child.abort("enough")
     with pytest.raises(dist.DistError, match="enough"):
         child.all_reduce(ones(group))
@@ -159,7 +161,7 @@ def a_rank_that_cannot_split_is_followed_by_all(group: ProcessGroup) -> None:
     parent, first = bound(group), group.rank == 0
     with pytest.MonkeyPatch.context() as patch, counted() as calls:
         if first:
-            patch.setattr(CapturedGraphs, "alive", 1)
+            patch.setattr(DeviceGroup, "graphs_alive", 1)
         child = split(parent, parts(group))
     assert (calls[INIT], calls[SPLIT]) == (1, 0)
     with counted() as calls:
