@@ -31,14 +31,15 @@ Requirement = Callable[[], object]
 class BackendEntry:
     """A registered backend: its factory, its default devices, and its types of options."""
 
-    # `options` are the types that `pg_options` may have; None, the default, is always accepted.
+    # `options` are the types that `pg_options` may have, or their addresses; None, the default, is
+    # always accepted.
     # `meet` finds the other ranks by default (None: by the environment). `failure_detector` names
     # the backend that detects dead ranks in its place, in groups that have no backend for the CPU.
 
     name: str
     factory: Factory | str
     devices: tuple[str, ...]
-    options: tuple[type[Any], ...] = (object,)
+    options: tuple[type[Any] | str, ...] = (object,)
     meet: Meeting | str | None = None
     failure_detector: str | None = None
     requires: Requirement | str | None = None
@@ -55,9 +56,12 @@ class BackendEntry:
 
     def check_options(self, options: object) -> None:
         """Raise TypeError for options whose type this backend does not take."""
-        if options is None or isinstance(options, self.options):
+        if options is None:
             return
-        known = " or ".join(kind.__name__ for kind in self.options)
+        kinds = tuple(cast(type[Any], _load(self, kind)) for kind in self.options)
+        if isinstance(options, kinds):
+            return
+        known = " or ".join(kind.__name__ for kind in kinds)
         message = f"pg_options of the backend {self.name!r} must be {known or 'None: it has none'}"
         raise TypeError(f"{message}, got {options!r}")
 
@@ -69,7 +73,7 @@ def register_backend(
     name: str,
     factory: Factory | str,
     devices: Sequence[str] = ("cpu",),
-    options: tuple[type[object], ...] = (object,),
+    options: tuple[type[object] | str, ...] = (object,),
     meet: Meeting | str | None = None,
     failure_detector: str | None = None,
     requires: Requirement | str | None = None,
@@ -77,8 +81,8 @@ def register_backend(
     """Register a backend as `name`; it serves `devices` when requested by name alone.
 
     The factory returns an object that derives from `nc10d.backend.protocol.Backend`. `options` are
-    the types that it takes as `pg_options` (by default any type, and the factory checks them); a
-    group with other options is refused before its ranks meet.
+    the types that it takes as `pg_options`, or their addresses (by default any type, and the
+    factory checks them); a group with other options is refused before its ranks meet.
 
     `meet(rank, size, deadline)`, or its address, finds the other ranks in a job whose only backend
     this is, if init_process_group gets neither a method nor a store; rank and size are -1 if
@@ -163,6 +167,7 @@ register_backend(
     "nccl",
     "nc10d.backend.nccl.backend:make",
     ["cuda"],
+    ("nc10d.backend.nccl.comm.options:NcclOptions",),
     failure_detector="cpu",
     requires="nc10d.backend.nccl.bindings.library:require",
 )
@@ -170,12 +175,14 @@ register_backend(
     "staged",
     "nc10d.backend.staged.backend:make",
     ["cuda"],
+    ("nc10d.backend.staged.backend:StagedOptions",),
     requires="nc10d.cuda.driver:require_device",
 )
 register_backend(
     "mpi",
     "nc10d.backend.mpi.backend:make",
     ["cpu"],
+    ("nc10d.backend.mpi.backend:MpiOptions",),
     meet="nc10d.backend.mpi.forming:meet",
     requires="nc10d.backend.mpi:require",
 )
@@ -183,6 +190,7 @@ register_backend(
     "ucc",
     "nc10d.backend.ucc.backend:make",
     ["cpu", "cuda"],
+    ("nc10d.backend.ucc.backend:UccOptions",),
     requires="nc10d.backend.ucc.library:library",
 )
 register_backend("fake", "nc10d.backend.fake:make", ["cpu", "cuda"], meet="nc10d.backend.fake:meet")

@@ -175,7 +175,8 @@ def test_a_silent_local_peer_gets_no_more_time_because_another_was_late(
 
 def test_options_unknown_to_a_backend_are_refused_before_the_rendezvous() -> None:
     with own_world():
-        for backend, options in (("cpu", object()), (None, {"cpu": 1}), (None, object())):
+        wrong = [("cpu", object()), (None, {"cpu": 1}), (None, object()), (None, {"nccl": 5})]
+        for backend, options in [*wrong, ("gloo", {"staged": "cpu"})]:
             with pytest.raises(TypeError, match="pg_options of"):  # not about missing ranks
                 dist.init_process_group(backend, method(), LIMIT, 2, 1, pg_options=options)
             assert not dist.is_initialized()

@@ -13,7 +13,7 @@ from nc10d.backend.mpi.buffers import check_devices
 from nc10d.backend.mpi.forming import wait_for_members
 from nc10d.backend.mpi.library import MPI, Comm, require_threads, serialized
 from nc10d.backend.mpi.mpi_group import MpiGroup, engine
-from nc10d.backend.polled.polled_backend import PolledBackend, checked_options
+from nc10d.backend.polled.polled_backend import PolledBackend
 from nc10d.backend.protocol import BackendSetup
 from nc10d.base.deadline import Deadline
 from nc10d.base.stored import read_number
@@ -44,7 +44,7 @@ def make(setup: BackendSetup) -> MpiBackend:
     RendezvousError if a rank is late, or if MPI has fewer processes than the group has ranks.
     """
     require_threads()
-    options = checked_options("mpi", setup.options, MpiOptions)
+    options = setup.options or MpiOptions()
     world = MPI.COMM_WORLD
     if setup.size > world.size:
         raise RendezvousError(
@@ -130,8 +130,7 @@ class MpiBackend(PolledBackend):
         self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline, options: Any = None
     ) -> MpiBackend:
         """Make the backend for a subgroup of `ranks`; blocks until all have arrived."""
-        checked = checked_options("mpi", options, MpiOptions)
         self._group.check()
         # While ranks wait, the group may fail: because others make another call, for example.
         comm = _create(self._group.comm, ranks, name, deadline, self._group.check)
-        return MpiBackend(name, comm, checked)
+        return MpiBackend(name, comm, options or MpiOptions())

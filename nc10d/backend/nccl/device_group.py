@@ -239,7 +239,8 @@ class DeviceGroup:
         )
         self._graphs = [each for each in self._graphs if not each.gone] + [kept]
         self.board.ended(work.stamp)
-        watchdog.wake()  # a peer's failure ends graphs, too, which may run at any time
+        if watchdog.idle:  # a peer's failure ends graphs, too, which may run at any time
+            watchdog.wake()
 
     def _defer(self, work: NcclWork, comm_streams: tuple[CommStream, ...], current: int) -> None:
         work.stamp = self._enter(self._planner.caller_of(work.ops), work)

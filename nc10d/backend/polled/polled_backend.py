@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TypeVar
 
 from nc10d.backend.polled.polled_group import PolledGroup
 from nc10d.backend.polled.progress_thread import ProgressThread
@@ -13,8 +12,6 @@ from nc10d.base.deadline import Deadline
 from nc10d.errors import Aborted, DistError
 from nc10d.ops import Op
 from nc10d.work import Work
-
-Options = TypeVar("Options")
 
 
 class PolledBackend(Backend):
@@ -53,13 +50,3 @@ class PolledBackend(Backend):
     def close(self) -> None:
         """Leave the group; idempotent. Operations still in flight fail with GroupClosed."""
         self._group.close()
-
-
-def checked_options(backend: str, options: object, kind: type[Options]) -> Options:
-    """Return a group's `pg_options`, by default those of `kind`; TypeError for another type."""
-    if options is None:
-        return kind()
-    if not isinstance(options, kind):
-        text = f"pg_options of the {backend} backend must be {kind.__name__}, got {options!r}"
-        raise TypeError(text)
-    return options

@@ -97,11 +97,9 @@ def make(setup: BackendSetup) -> StagedBackend:
     return StagedBackend(setup.group_name, factory(inner))
 
 
-def _checked(options: object) -> StagedOptions:
+def _checked(options: StagedOptions | None) -> StagedOptions:
     if options is None:
         return StagedOptions()
-    if not isinstance(options, StagedOptions):
-        raise TypeError(f"pg_options of the staged backend must be StagedOptions, got {options!r}")
     entry = find_backend(options.inner)
     entry.check_options(options.options)
     if "cpu" not in entry.devices:

@@ -10,7 +10,7 @@ from nc10d.arrays.access import arrays_of
 from nc10d.arrays.buffer import device_type
 from nc10d.arrays.validate import validate
 from nc10d.backend.abilities import FailureDetector, cause_of
-from nc10d.backend.polled.polled_backend import PolledBackend, checked_options
+from nc10d.backend.polled.polled_backend import PolledBackend
 from nc10d.backend.protocol import Backend, BackendSetup
 from nc10d.backend.registry import find_backend, load_factory
 from nc10d.backend.ucc.datatypes import check_devices
@@ -43,7 +43,7 @@ def make(setup: BackendSetup) -> UccBackend:
 
     UnsupportedPlatform if there is no libucc, or the CPU backend can't work here.
     """
-    options, found = checked_options("ucc", setup.options, UccOptions), library()
+    options, found = setup.options or UccOptions(), library()
     # A group has a backend for host arrays and another for device arrays, made in this order.
     store = PrefixStore("ucc", setup.store)
     store = PrefixStore(str(store.add(f"made/{setup.rank}", 1)), store)
@@ -128,13 +128,12 @@ class UccBackend(PolledBackend):
         self, ranks: Sequence[int], name: str, store: Store, deadline: Deadline, options: Any = None
     ) -> UccBackend:
         """Make the backend for a subgroup of `ranks`; blocks until all have arrived."""
-        checked = checked_options("ucc", options, UccOptions)
         self._group.check()
         store = PrefixStore("ucc", store)
         inner = self._inner.split(ranks, name, PrefixStore("cpu", store), deadline)
         try:
             context = self._group.team.context
-            return UccBackend(name, context, inner, store, deadline, checked)
+            return UccBackend(name, context, inner, store, deadline, options or UccOptions())
         except BaseException as error:
             _give_up(inner, error)
             raise

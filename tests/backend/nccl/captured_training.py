@@ -72,6 +72,8 @@ def a_captured_training_step_reads_nothing(group: ProcessGroup) -> None:
         with cuda.stream(stream):
             train()  # compiles, and forms the communicator
             stream.synchronize()
+            backend: Any = group.backend("cuda")
+            backend.device_group.pending.sweep()  # or the watchdog asks for the end meanwhile
             group.barrier()
             with host_waits() as in_capture:
                 call("cuStreamBeginCapture", stream.handle, thread_local())

@@ -185,13 +185,6 @@ def groups_have_options_of_their_own(group: ProcessGroup) -> None:
     work.wait_blocking()  # type: ignore[attr-defined]
     assert work.duration is not None
     assert 0 <= work.duration < 10
-    wrong = _grouped(group, nccl.NcclOptions(nccl.NCCLConfig(min_ctas=4)))
-    with pytest.raises(ValueError, match="min_ctas needs max_ctas"):
-        wrong.all_reduce(x)
-    text = nccl.NcclOptions(nccl.NCCLConfig(max_ctas="4"))  # type: ignore[arg-type]
-    mistaken = _grouped(group, text)
-    with pytest.raises(TypeError, match=r"NCCLConfig.max_ctas: expected int, got '4'"):
-        mistaken.all_reduce(x)
     group.all_reduce(x)
     assert value(x) == group.size**2
     timed.close()

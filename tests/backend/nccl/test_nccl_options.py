@@ -43,7 +43,7 @@ def test_few_hardware_queues_decide_how_messages_go(
     assert read_options(None).links == links
     assert read_options(NcclOptions(links="tag")).links == "tag"
     with pytest.raises(ValueError, match=r"links: expected one of .*, got 'pair'"):
-        read_options(NcclOptions(links="pair"))
+        NcclOptions(links="pair")
 
 
 @pytest.mark.parametrize(
@@ -94,15 +94,25 @@ def test_a_config_outside_nccls_ranges_is_refused_before_ranks_meet(name: str) -
     below, above = REFUSED[name]
     for value in (below, above):
         with pytest.raises(ValueError, match=rf"NCCLConfig\.{name}: expected .*, got {value}"):
-            as_struct(NCCLConfig(**{name: value}), NEWEST)
+            NCCLConfig(**{name: value})
     for value in (below + 1, above - 1):
         as_struct(NCCLConfig(**{name: value}), NEWEST)
+
+
+def test_options_of_other_types_are_refused() -> None:
+    wrong: Any
+    for wrong in ({"max_ctas": "4"}, {"comm_name": 4}):
+        with pytest.raises(TypeError, match=r"NCCLConfig\.\w+: expected (int|str), got '?4'?"):
+            NCCLConfig(**wrong)
+    wrong = 5
+    with pytest.raises(TypeError, match=r"NcclOptions\.config: expected an NCCLConfig, got 5"):
+        NcclOptions(wrong)
 
 
 @pytest.mark.parametrize(("least", "most"), [(1, None), (3, 2)])
 def test_min_ctas_needs_max_ctas_which_is_no_smaller(least: int, most: int | None) -> None:
     with pytest.raises(ValueError, match=rf"min_ctas needs max_ctas.*, got {least} and {most}"):
-        as_struct(NCCLConfig(min_ctas=least, max_ctas=most), NEWEST)
+        NCCLConfig(min_ctas=least, max_ctas=most)
     as_struct(NCCLConfig(min_ctas=least, max_ctas=least), NEWEST)
 
 

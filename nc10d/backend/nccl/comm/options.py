@@ -30,8 +30,8 @@ _USUAL_QUEUES = 8
 class NCCLConfig:
     """The fields of ncclConfig_t under torch's names; None is NCCL's own choice.
 
-    A group with a field that is newer than the loaded release is refused (UnsupportedPlatform), and
-    so is a value of another type (TypeError), or one that NCCL does not take (ValueError). NCCL's
+    TypeError for a value of another type, and ValueError for one that NCCL would refuse. A group
+    with a field that is newer than the loaded release is refused (UnsupportedPlatform). NCCL's
     documentation on ncclConfig_t explains each.
     """
 
@@ -59,7 +59,22 @@ class NCCLConfig:
     host_cft_mode: int | None = None
     nvls_host_mode: int | None = None
 
+    def __post_init__(self) -> None:
+        for name, text in zip(_NAMES, C_NAMES, strict=True):
+            value = getattr(self, name)
+            kind = str if text.endswith("Name") else int
+            if value is not None and not isinstance(value, kind):
+                raise TypeError(f"NCCLConfig.{name}: expected {kind.__name__}, got {value!r}")
+            least, most = _RANGES.get(name, (UNDEFINED + 1, _MOST_INT))
+            if isinstance(value, int) and not least <= value <= most:
+                raise ValueError(f"NCCLConfig.{name}: expected {least} to {most}, got {value}")
+        few, many = self.min_ctas, self.max_ctas
+        if few is not None and (many is None or few > many):
+            pair = f"{few} and {many}"
+            raise ValueError(f"NCCLConfig.min_ctas needs max_ctas, which is no smaller, got {pair}")
 
+
+_NAMES = tuple(option.name for option in fields(NCCLConfig))
 # The library's own fields (size, magic, version) come first in the struct; the others are in
 # NCCLConfig's order.
 C_NAMES = tuple(member.name for member in CONFIG[3:])
@@ -91,36 +106,20 @@ Other fields take any int of 32 bits but UNDEFINED.
 
 
 def as_struct(config: NCCLConfig, library: Library) -> ctypes.Structure:
-    """Return `config` as `library`'s struct; UnsupportedPlatform for a field that is too new.
-
-    TypeError and ValueError for values that NCCL would refuse, after ranks have met.
-    """
+    """Return `config` as `library`'s struct; UnsupportedPlatform for a field that is too new."""
     # The older release, the library's or the table's.
     release = min(library.version, HEADER_VERSION)
     struct: Any = config_type(release)()
     struct.size = ctypes.sizeof(struct)
     struct.magic = CONSTANTS["NCCL_API_MAGIC"]
     struct.version = version_code(release)
-    for option, name in zip(fields(NCCLConfig), C_NAMES, strict=True):
-        value = getattr(config, option.name)
+    for option, name in zip(_NAMES, C_NAMES, strict=True):
+        value = getattr(config, option)
         if value is not None:
-            library.require(_SINCE[name], f"NCCLConfig.{option.name}")
-            kind = str if name.endswith("Name") else int
-            if not isinstance(value, kind):
-                raise TypeError(
-                    f"NCCLConfig.{option.name}: expected {kind.__name__}, got {value!r}"
-                )
-            least, most = _RANGES.get(option.name, (UNDEFINED + 1, _MOST_INT))
-            if isinstance(value, int) and not least <= value <= most:
-                raise ValueError(
-                    f"NCCLConfig.{option.name}: expected {least} to {most}, got {value}"
-                )
+            library.require(_SINCE[name], f"NCCLConfig.{option}")
             setattr(struct, name, value.encode() if isinstance(value, str) else int(value))
         elif hasattr(struct, name) and not name.endswith("Name"):
             setattr(struct, name, UNDEFINED)
-    if struct.minCTAs > struct.maxCTAs:  # also of a maximum that is UNDEFINED
-        pair = f"{config.min_ctas} and {config.max_ctas}"
-        raise ValueError(f"NCCLConfig.min_ctas needs max_ctas, which is no smaller, got {pair}")
     return struct  # type: ignore[no-any-return]
 
 
@@ -152,22 +151,20 @@ class NcclOptions:
     links: str | None = None
     grow_from: object = None
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.config, NCCLConfig):
+            raise TypeError(f"NcclOptions.config: expected an NCCLConfig, got {self.config!r}")
+        if self.links not in (None, *LINKS):
+            raise ValueError(f"NcclOptions.links: expected one of {LINKS}, got {self.links!r}")
 
-def read_options(given: object) -> NcclOptions:
-    """Return options, completed from the environment; TypeError if `given` is no NcclOptions."""
-    if given is not None and not isinstance(given, NcclOptions):
-        kind = type(given).__name__
-        raise TypeError(f"pg_options of the nccl backend must be NcclOptions, got a {kind}")
+
+def read_options(given: NcclOptions | None) -> NcclOptions:
+    """Return a group's `pg_options`, completed from the environment."""
     options = given or NcclOptions()
-    if not isinstance(options.config, NCCLConfig):
-        kind = type(options.config).__name__
-        raise TypeError(f"NcclOptions.config: expected an NCCLConfig, got a {kind}")
     if options.links is None:
         queues = os.environ.get(QUEUES, "")
         few = queues.isdigit() and int(queues) < _USUAL_QUEUES
         options = replace(options, links="group" if few else "direction")
-    if options.links not in LINKS:
-        raise ValueError(f"NcclOptions.links: expected one of {LINKS}, got {options.links!r}")
     asked = next((os.environ[name] for name in NONBLOCKING if os.environ.get(name)), None)
     if asked is None or options.config.blocking is not None:
         return options
