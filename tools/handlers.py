@@ -61,8 +61,8 @@ OFF_MAIN = {
     "backend/nccl/failure.py:_notify_peers": _OWN_THREAD,
     "backend/nccl/launch/message_links.py:set": "the watchdog calls",
     "backend/nccl/launch/message_links.py:value": "the watchdog calls",
-    "backend/nccl/registered_memory.py:_give_all_back": _OWN_THREAD,
     "backend/nccl/registered_memory.py:_give_back": _OWN_THREAD,
+    "backend/nccl/registered_memory.py:_go_on": _OWN_THREAD,
     "backend/nccl/watchdog.py": _OWN_THREAD,
     "backend/staged/backend.py:_main": _OWN_THREAD,
 }

@@ -92,10 +92,10 @@ class BackendTable:
         """Whether a closed backend may not have released everything yet."""
         return any(backend() is not None for backend in self._closed)
 
-    def await_close(self) -> None:
-        """Wait, at most some seconds, until all backends have released everything."""
+    def await_close(self, deadline: Deadline) -> None:
+        """Wait until all backends have released everything, or until `deadline`."""
         for backend in [found for each in self._closed if (found := each()) is not None]:
-            backend.await_close()
+            backend.await_close(deadline)
 
     def droppable(self) -> bool:
         """Return whether all backends may be dropped now; see Backend."""

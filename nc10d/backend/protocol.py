@@ -86,8 +86,8 @@ class Backend(Protocol):
         What needs other ranks goes on in the background, for which `await_close` waits.
         """
 
-    def await_close(self) -> None:
-        """Wait, at most some seconds, until a close has released everything."""
+    def await_close(self, deadline: Deadline) -> None:
+        """Wait until a close has released everything, or until `deadline`."""
         return
 
     def droppable(self) -> bool:

@@ -297,7 +297,10 @@ class CoalescingManager:
             self.works.append(work)
 
     def wait(self, timeout: Timeout = None) -> None:
-        """Block until the batch has ended; raise its failure. ValueError inside the block."""
+        """Block until the batch has ended; raise its failure. ValueError inside the block.
+
+        Of device arrays the current stream waits, and the host does not.
+        """
         self._need_end("wait()")
         for work in self.works:
             work.wait(timeout)

@@ -14,11 +14,15 @@ from collections.abc import Iterator
 
 from nc10d.backend.config import BackendConfig
 from nc10d.base import error_wire
+from nc10d.base.deadline import Deadline
 from nc10d.base.promise import copy_to_raise
 from nc10d.base.signal_errors import from_handler
 from nc10d.errors import Aborted, DistError, ForkedGroupError, GroupClosed
 from nc10d.group.dispatch import Dispatcher
 from nc10d.work import Work
+
+CLOSE_PATIENCE = 10.0
+"""Seconds that a rank waits for others at the end of a group, where its backend needs them."""
 
 
 class EndableGroup(Dispatcher):
@@ -85,7 +89,7 @@ class EndableGroup(Dispatcher):
         Blocks until they have released everything: with NCCL, at most ten seconds for other ranks.
         """
         self._close()
-        self._backends.await_close()
+        self._backends.await_close(Deadline.after(CLOSE_PATIENCE))
 
     def _close(self) -> None:
         """Close the backends, whose end may go on in the background."""

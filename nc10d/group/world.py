@@ -28,6 +28,7 @@ from nc10d.base.run_to_end import import_to_end
 from nc10d.base.signal_errors import suppress_here
 from nc10d.errors import DistError, GroupClosed
 from nc10d.group.collectives import Collectives
+from nc10d.group.ending import CLOSE_PATIENCE
 from nc10d.group.point_to_point import PointToPoint
 from nc10d.group.process_group import ProcessGroup, prefix_store
 from nc10d.ops import Array, MessageInfo, Op, Recv, Send
@@ -91,8 +92,9 @@ class World:
             group._close()
         for table in reversed(dropped):
             table.close(GroupClosed("the group has been destroyed"))
+        deadline = Deadline.after(CLOSE_PATIENCE)
         for table in (*closed, *dropped, *(group._backends for group in groups)):
-            table.await_close()  # after all are closed: ranks need no common order then
+            table.await_close(deadline)  # after all are closed: ranks need no common order then
         close_store = getattr(store, "close", None)
         if close_store is not None:
             close_store()
@@ -116,11 +118,11 @@ _inherited: list[object] = []
 
 
 def _disown_store() -> None:
-    """Keep the parent's store and dropped groups in a forked child, which must not end them."""
+    """Keep the parent's store and groups in a forked child, which must not end them."""
     own = current_world()
     for world in {process_world, own, *adapters_worlds}:
-        _inherited.extend((world.owned_store, world.dropped))
-        world.owned_store, world.dropped = None, []
+        _inherited.extend((world.owned_store, world.dropped, world.closed))
+        world.owned_store, world.dropped, world.closed = None, [], []
     own_worlds.clear()  # the other threads do not exist here, and their idents may be reused
     if own is not process_world:
         own_worlds[get_ident()] = own

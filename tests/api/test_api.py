@@ -445,7 +445,7 @@ def test_destroy_closes_the_latest_group_first(monkeypatch: pytest.MonkeyPatch) 
         dist.init_process_group("fake", rank=0, world_size=2)
         groups = [dist.get_default_group(), dist.new_group([0]), dist.new_group([0])]
         names = [group.name for group in groups if isinstance(group, dist.ProcessGroup)]
-        monkeypatch.setattr(dist.ProcessGroup, "close", lambda group: closed.append(group.name))
+        monkeypatch.setattr(dist.ProcessGroup, "_close", lambda group: closed.append(group.name))
         dist.destroy_process_group()
     assert closed == names[::-1]
 

@@ -25,12 +25,13 @@ from nc10d.backend.nccl.comm.options import NcclOptions, as_struct, read_options
 from nc10d.backend.nccl.device_group import DeviceGroup
 from nc10d.backend.nccl.failure import GroupFailure
 from nc10d.backend.nccl.records import NcclRecords
-from nc10d.backend.nccl.watchdog import SLOW, watchdog
+from nc10d.backend.nccl.watchdog import watchdog
 from nc10d.backend.nccl.works import NcclWork
 from nc10d.backend.protocol import Backend, BackendSetup
 from nc10d.base.deadline import Deadline
+from nc10d.base.promise import note_told
 from nc10d.base.signal_errors import raised_here, suppress_here
-from nc10d.cuda import captured_graphs
+from nc10d.base.wait_report import WaitReport
 from nc10d.cuda.driver import current_device, ordinal
 from nc10d.cuda.memory import device_of
 from nc10d.errors import Aborted, CollectiveTimeout, CudaError, DistError, GroupClosed, NCCLError
@@ -40,7 +41,7 @@ from nc10d.store.prefix import PrefixStore
 from nc10d.work import Work
 
 _ABORT_PATIENCE = 5.0  # seconds for operations to end, before their waiters raise
-_CLOSE_PATIENCE = 10.0  # seconds for NCCL to release communicators
+_SLICE = 0.2  # seconds between looks at the ranks that a group's end waits for
 _log = logging.getLogger(__name__)
 
 
@@ -58,7 +59,7 @@ def make(setup: BackendSetup) -> NcclBackend:
 
 
 class NcclBackend(Backend):
-    """A group on NCCL. Only `bind`, `close` and a first synchronous call wait for other ranks."""
+    """A group on NCCL. Only `bind`, `await_close` and a first synchronous call wait for ranks."""
 
     name = "nccl"
     device_type = "cuda"
@@ -88,8 +89,8 @@ class NcclBackend(Backend):
         )
         self.device_group: DeviceGroup | None = None
         self._binding = threading.RLock()
-        self._ending: Deadline | None = None  # from the first call that closes
-        self._cut_off = False  # whether a failure has ended an operation
+        self._closed = False
+        self._cut_off = False  # whether a failure has ended an operation, or may end a graph's
         self._records = NcclRecords(setup.rank, setup.size)
 
     def bind(self, device: int, deadline: Deadline) -> None:
@@ -211,7 +212,9 @@ class NcclBackend(Backend):
 
     def abort(self, reason: BaseException) -> None:
         """Fail the group with `reason` here and on every peer; never blocks, from any thread."""
-        self.fail(reason if isinstance(reason, DistError) else Aborted(str(reason)))
+        error = reason if isinstance(reason, DistError) else Aborted(str(reason))
+        note_told(error)  # the caller has the reason
+        self.fail(error)
 
     def fail(self, error: DistError) -> None:
         """End the group with `error`; the first error wins, and peers are notified."""
@@ -225,7 +228,7 @@ class NcclBackend(Backend):
         """Abort communicators, then end Works, after at most a few seconds."""
         device_group = self.device_group
         if device_group is not None:
-            self._cut_off = device_group.pending.busy
+            self._cut_off = bool(device_group.pending.busy or device_group.graphs_alive)
             device_group.pending.freeze()
             deadline, abort = Deadline.after(_ABORT_PATIENCE), device_group.comm_streams.abort
             aborted = device_group.pending.end(error, abort, deadline)
@@ -259,7 +262,6 @@ class NcclBackend(Backend):
                 self.fail(different)
                 return None
             self._check_communicators(device_group)
-            captured_graphs.sweep()
         except (CudaError, NCCLError) as error:
             self.fail(error)
             return None
@@ -270,8 +272,7 @@ class NcclBackend(Backend):
             self.fail(_timeout_of(self._group, late, self._others))
         elif device_group.pending.busy or device_group.graphs_alive:
             self._failure.poll()
-        pause = device_group.pending.pause()
-        return SLOW if pause is None and device_group.graphs_alive else pause
+        return device_group.pending.pause()
 
     def _check_communicators(self, device_group: DeviceGroup) -> None:
         for comm_stream in device_group.comm_streams.all():
@@ -295,25 +296,33 @@ class NcclBackend(Backend):
             self._failure.close(gone, lambda: None)
             return
         failed = self._failure.error
-        if self._cut_off and failed is not None and not failed._told and self._ending is None:
+        if self._cut_off and failed is not None and not failed._told and not self._closed:
             _log.error("nc10d: %s; no call has raised this error", failed)
-        self._ending = self._ending or Deadline.after(_CLOSE_PATIENCE)
+        self._closed = True
         with suppress_here(DistError):
             device_group.pending.sweep(wait=False)  # a thread may be stuck in NCCL
         idle = not device_group.pending.busy
         if not (idle and self._failure.close(gone, partial(self._release, device_group))):
             self._failure.fail(gone, notify=False)
 
-    def await_close(self) -> None:
-        """Wait until all ranks have closed the group, and NCCL has released it; at most 10 s.
+    def await_close(self, deadline: Deadline) -> None:
+        """Wait until all ranks have closed the group, and NCCL has released it; see Backend.
 
         While captured CUDA graphs of the group exist, the communicators stay: no wait then.
         """
-        graphs = self._graphs_text()
-        patience = 0.0 if graphs or self._ending is None else self._ending.remaining()
-        if not self._failure.over.wait(patience) and self.device_group:
-            waits = "not all ranks have come, or NCCL has not let go"
-            _log.warning("group %r keeps its communicators: %s", self._group.name, graphs or waits)
+        group, over = self._group, self._failure.over
+        report = WaitReport(f"rank {group.rank} of {group.size}", deadline)
+        while not (over.wait(deadline.slice(_SLICE)) or self._graphs_text() or deadline.expired()):
+            report.look(self._end_waits_for)
+        if not over.is_set():
+            _log.warning("group %r keeps its communicators: %s", group.name, self._end_waits_for())
+
+    def _end_waits_for(self) -> str:
+        text = self._graphs_text()
+        # A group that has failed meets nobody.
+        if self.device_group and not text and isinstance(self._failure.error, GroupClosed):
+            text = self.device_group.comm_streams.missing()
+        return text or "NCCL has not let go"
 
     def _release(self, device_group: DeviceGroup) -> None:
         device_group.pending.freeze()  # waits for a launch that has just begun

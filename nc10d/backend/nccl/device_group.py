@@ -32,7 +32,7 @@ from nc10d.backend.nccl.works import NcclWork, PendingWorks
 from nc10d.base.deadline import Deadline
 from nc10d.base.signal_errors import Event
 from nc10d.cuda import captured_graphs
-from nc10d.cuda.captured_graphs import Captured
+from nc10d.cuda.captured_graphs import CapturedGraph
 from nc10d.cuda.driver import EventPool, call, event_pool, on_device
 from nc10d.cuda.streams import LEGACY, chosen_stream_or, is_captured, stream_of
 from nc10d.errors import CudaError, DistError, NCCLError
@@ -71,7 +71,7 @@ class DeviceGroup:
         self.board = self._planner.board
         self.senders = Senders(group.rank, group.size, group.messages(), group.options.links)
         self.pending = PendingWorks(self._pool, group.fail, self.board.ended)
-        self._graphs: list[Captured] = []
+        self._graphs: set[CapturedGraph] = set()  # replaced, and never changed
         self._context = launch_table.DeviceContext(device)
         self._device_rows = self._context.address
         self._timing = group.options.timing
@@ -212,7 +212,7 @@ class DeviceGroup:
     @property
     def graphs_alive(self) -> int:
         """How many graphs with launches of the group exist; any thread may ask."""
-        return len({each.graph for each in self._graphs if not each.gone})
+        return sum(not graph.gone for graph in self._graphs)
 
     def calls(self, ops: Sequence[Op]) -> list[list[Call]]:
         """Check operations as `launch` does; return NCCL's calls for each, and launch nothing."""
@@ -234,10 +234,10 @@ class DeviceGroup:
         self._submit(work, current, join)
         # The event belongs to the graph, and never ends.
         event, cached = work.event, work.cached  # the graph uses what the table keeps
-        kept = captured_graphs.keep(
-            current, self.device, partial(_end_capture, self._pool, event, cached)
-        )
-        self._graphs = [each for each in self._graphs if not each.gone] + [kept]
+        release = partial(_end_capture, self._pool, event, cached)
+        graph = captured_graphs.keep(current, self.device, release)
+        if graph not in self._graphs:
+            self._graphs = {graph, *(each for each in self._graphs if not each.gone)}
         self.board.ended(work.stamp)
         if watchdog.idle:  # a peer's failure ends graphs, too, which may run at any time
             watchdog.wake()

@@ -134,7 +134,8 @@ class GroupFailure:
             return error
         own = copy_to_raise(found)
         assert isinstance(own, DistError), "a copy has the type of the original"
-        own._told = False  # the detector has told this backend, and no caller
+        # The detector has told this backend, and no caller.
+        own._told = error._told and str(own) == str(error)
         return own
 
     def _root_cause(self, error: DistError) -> DistError:

@@ -4,8 +4,9 @@
 
 NCCL reads and writes such memory in place, if the machine can (ncclMemAlloc and ncclCommRegister,
 NCCL 2.19). Symmetric memory is a window of all ranks, for which NCCL has quicker kernels (2.27).
-Memory is freed when no array refers to it any more and the device has finished the work
-queued on it. Unmapping memory does not wait for the device, so a thread waits first.
+Memory is freed when no array refers to it any more, and the device's default stream and all
+operations that were pending then have ended. Unmapping memory does not wait for the device, so a
+thread waits first.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import contextlib
 import functools
 import queue
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -24,10 +25,10 @@ from nc10d.arrays.dtypes import dtype_of
 from nc10d.backend.nccl.backend import NcclBackend
 from nc10d.backend.nccl.bindings.header_table import FUNCTIONS
 from nc10d.backend.nccl.comm.communicator import Communicator, Registration, mem_alloc, mem_free
-from nc10d.backend.nccl.works import PendingWorks
+from nc10d.backend.nccl.works import ended_later
 from nc10d.backend.protocol import Backend
 from nc10d.base.deadline import Deadline
-from nc10d.base.signal_errors import Event, Thread
+from nc10d.base.signal_errors import Thread
 from nc10d.cuda.driver import call, event_done, event_pool
 from nc10d.cuda.memory import DeviceArray, fill
 from nc10d.cuda.streams import LEGACY, is_captured, relax_capture_mode
@@ -35,7 +36,6 @@ from nc10d.errors import DistError
 
 _WINDOW = "ncclCommWindowRegister"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.05  # seconds between polls of an event
-_no_event = Event()
 
 
 class GroupOfBackends(Protocol):
@@ -109,11 +109,11 @@ def _registering(comm: Communicator, group: GroupOfBackends) -> Callable[[int, i
 def _allocator(
     backend: NcclBackend, comm: Communicator, register: Callable[[int, int], Registration]
 ) -> Callable[[int], Owner]:
-    dropped, pending = _dropped(), backend.started.pending
+    dropped, device = _dropped(), backend.device
 
     def allocate(nbytes: int) -> Owner:
         with comm.enter():
-            return _registered(comm, pending, max(nbytes, 1), register, dropped)
+            return _registered(comm, device, max(nbytes, 1), register, dropped)
 
     return allocate
 
@@ -135,7 +135,7 @@ class _Piece(NamedTuple):
     """A piece of memory and its registration."""
 
     comm: Communicator
-    pending: PendingWorks
+    device: int
     address: int
     registration: Registration
 
@@ -153,7 +153,7 @@ class Owner:
 
 def _registered(
     comm: Communicator,
-    pending: PendingWorks,
+    device: int,
     nbytes: int,
     register: Callable[[int, int], Registration],
     dropped: queue.SimpleQueue[_Piece],
@@ -164,7 +164,7 @@ def _registered(
     except BaseException:
         mem_free(comm.library, address)
         raise
-    return Owner(_Piece(comm, pending, address, registration), dropped)
+    return Owner(_Piece(comm, device, address, registration), dropped)
 
 
 @functools.cache
@@ -178,31 +178,43 @@ def _dropped() -> queue.SimpleQueue[_Piece]:
 
 def _give_all_back(pieces: queue.SimpleQueue[_Piece]) -> None:
     relax_capture_mode()
-    while True:
-        piece = pieces.get()
-        # A failed device or driver keeps memory until the process ends.
-        with contextlib.suppress(DistError), piece.comm.enter():
-            _wait_until(piece.pending.ended_later())  # operations keep no array whose stream waits
-            _wait_for_default_stream(piece.pending.device)
-            _give_back(piece)
-        del piece  # no reference while this waits for the next piece
-
-
-def _wait_for_default_stream(device: int) -> None:
-    """Wait for the default stream of the current device, which waits for all copies."""
-    pool = event_pool(device)
-    event = pool.take()
-    _wait_until(lambda: not is_captured(LEGACY, device))  # the event would break a graph
-    call("cuEventRecord", event, LEGACY)
-    _wait_until(lambda: event_done(event))
-    pool.give(event)
-
-
-def _wait_until(over: Callable[[], bool]) -> None:
+    waiting: list[tuple[_Piece, Iterator[None]]] = []
     pause = _FIRST_PAUSE
+    while True:
+        try:
+            piece = pieces.get(timeout=pause if waiting else None)  # CUDA can't wake a thread
+        except queue.Empty:
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        else:
+            waiting.append((piece, _steps(piece)))
+            pause = _FIRST_PAUSE
+            del piece  # no reference while this waits for the next piece
+        waiting = [(piece, steps) for piece, steps in waiting if _go_on(piece, steps)]
+
+
+def _go_on(piece: _Piece, steps: Iterator[None]) -> bool:
+    """Go on to free a piece; return whether that has to wait."""
+    # A failed device or driver keeps memory until the process ends.
+    with contextlib.suppress(DistError, StopIteration), piece.comm.enter():
+        next(steps)
+        return True
+    return False
+
+
+def _steps(piece: _Piece) -> Iterator[None]:
+    """Free a piece, and yield while operations, or copies on the default stream, may use it."""
+    over = ended_later(piece.device)  # operations keep no array whose stream waits
     while not over():
-        _no_event.wait(pause)  # CUDA can't wake a thread
-        pause = min(2 * pause, _LONGEST_PAUSE)
+        yield
+    pool = event_pool(piece.device)
+    event = pool.take()
+    while is_captured(LEGACY, piece.device):  # the event would break a graph
+        yield
+    call("cuEventRecord", event, LEGACY)
+    while not event_done(event):
+        yield
+    pool.give(event)
+    _give_back(piece)
 
 
 def _give_back(piece: _Piece) -> None:

@@ -1,8 +1,8 @@
 """The watchdog: a thread per process that polls groups for ends, errors, deadlines, callbacks.
 
 CUDA and NCCL can't wake a thread. So this thread polls 20 times a second, 1,000 times a second
-while a callback is awaited, and not at all while no Work is pending. The thread waits without a
-lock.
+while a callback is awaited, and not at all while no Work is pending and no captured graph exists.
+The thread waits without a lock.
 
 NC10D_NCCL_HEARTBEAT=seconds ends the process, with the stack of every thread, if the watchdog
 could not run for so long, for example because a driver call is stuck with the GIL. The timer is
@@ -19,6 +19,7 @@ import weakref
 from typing import Protocol
 
 from nc10d.base.signal_errors import Event, Thread
+from nc10d.cuda import captured_graphs
 from nc10d.cuda.streams import relax_capture_mode
 
 _log = logging.getLogger(__name__)
@@ -31,7 +32,15 @@ class Watched(Protocol):
     """An object that the watchdog polls."""
 
     def tick(self) -> float | None:
-        """Poll once; return the seconds until the next poll, None if no Work is pending."""
+        """Poll once; return the seconds until the next poll, None if none is needed."""
+
+
+class _Graphs:
+    """The captured graphs of all groups, also of those that have ended."""
+
+    def tick(self) -> float | None:
+        """Release what graphs have used that are gone; see Watched."""
+        return SLOW if captured_graphs.sweep() else None
 
 
 class Watchdog:
@@ -70,7 +79,7 @@ class Watchdog:
     def _look(self) -> float | None:
         _set_heartbeat()
         with self._lock:
-            objects = list(self._watched)
+            objects = [*self._watched, _Graphs()]
         pauses = [pause for each in objects if (pause := _tick(each)) is not None]
         return min(pauses, default=None)
 

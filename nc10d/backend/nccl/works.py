@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -139,6 +140,8 @@ class PendingWorks:
         self._light: Queues = {}
         self._hurried: set[NcclWork] = set()
         self._frozen = False
+        with _groups_lock:
+            _groups.add(self)
 
     def add(self, work: NcclWork, light: bool) -> None:
         """Add a Work, which is finished when the event has ended; a `light` one keeps no arrays."""
@@ -239,11 +242,6 @@ class PendingWorks:
         """Return all pending Works; any thread may call without the lock."""
         return [work for queue in self._queues() for work in list(queue)]
 
-    def ended_later(self) -> Callable[[], bool]:
-        """Return a function that tells whether the Works that are pending now have ended."""
-        works = self._all()
-        return lambda: all(work._state != PENDING for work in works)
-
     def drain(self, deadline: Deadline) -> None:
         """Block until all pending Works have ended; raises their failure, or CollectiveTimeout."""
         for work in self._all():
@@ -291,6 +289,18 @@ class PendingWorks:
         for work in hurried:  # a launch may have ended them, and left their callbacks
             work._finish()
         return aborted
+
+
+_groups: weakref.WeakSet[PendingWorks] = weakref.WeakSet()
+_groups_lock = threading.Lock()
+
+
+def ended_later(device: int) -> Callable[[], bool]:
+    """Return a function that tells whether a device's Works that are pending now have ended."""
+    with _groups_lock:
+        groups = [group for group in _groups if group.device == device]
+    works = [work for group in groups for work in group._all()]
+    return lambda: all(work._state != PENDING for work in works)
 
 
 def _senders(ops: Sequence[Op]) -> object:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from nc10d.base.deadline import Deadline
 from nc10d.cuda import captured_graphs
 from nc10d.cuda.driver import call, driver
 from nc10d.errors import Aborted, DistError, GroupClosed
+from nc10d.group import ending
 from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import Barrier
 
@@ -56,13 +58,14 @@ def told() -> Iterator[list[str]]:
         logger.removeHandler(handler)
 
 
-def captured(group: ProcessGroup, x: cuda.DeviceArray) -> list[object]:
-    """Return a CUDA graph with an all_reduce, and its instance."""
+def captured(group: ProcessGroup, x: cuda.DeviceArray, launches: int = 1) -> list[object]:
+    """Return a CUDA graph with all_reduces, and its instance."""
     mine = cuda.Stream(device(group))
     mode = driver().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
     with cuda.on_device(device(group)), cuda.stream(mine):
         call("cuStreamBeginCapture", mine.handle, mode)
-        group.all_reduce(x)
+        for _ in range(launches):
+            group.all_reduce(x)
         graph = call("cuStreamEndCapture", mine.handle)
         return [graph, call("cuGraphInstantiate", graph, 0)]
 
@@ -120,17 +123,23 @@ def what_a_graph_uses_goes_with_it(group: ProcessGroup) -> None:
     backend = mine.backend("cuda")
     assert isinstance(backend, nccl_backend.NcclBackend)
     captured_graphs.sweep()
-    started, here = backend.started, len(captured_graphs._captured)
-    for _ in range(2):
-        first, second = captured(mine, x), captured(mine, x)
+    started, here = backend.started, len(captured_graphs._graphs)
+    for launches in range(1, 3):
+        first, second = captured(mine, x, launches), captured(mine, x, launches)
         assert started.graphs_alive == 2
+        assert len(captured_graphs._graphs) == here + 2
         forget(first)
         assert started.graphs_alive == 1
         forget(second)
         assert started.graphs_alive == 0
         captured_graphs.sweep()
-        assert len(captured_graphs._captured) == here
+        assert len(captured_graphs._graphs) == here
+    last = captured(mine, x)
     dist.destroy_process_group(mine)
+    forget(last)
+    deadline = Deadline.after(LONG)
+    while len(captured_graphs._graphs) > here:  # the watchdog looks
+        assert not deadline.expired()
 
 
 def ranks_meet_before_a_group_is_destroyed(group: ProcessGroup) -> None:
@@ -155,7 +164,7 @@ def a_late_rank_is_named_and_waited_for_in_the_background(group: ProcessGroup) -
         after(group, "left")
     else:
         with pytest.MonkeyPatch.context() as patch, told() as lines:
-            patch.setattr(nccl_backend, "_CLOSE_PATIENCE", 0.5)
+            patch.setattr(ending, "CLOSE_PATIENCE", 0.5)
             patch.setattr(wait_report, "FIRST_SECONDS", 0.1)
             mine.close()
         assert f"rank 1 did not destroy group {mine.name!r}" in lines[0]
@@ -202,16 +211,19 @@ def a_graph_that_runs_ends_with_its_group(group: ProcessGroup) -> None:
     """A rank that only replays learns that a peer has aborted."""
     mine, x = used(group), ones(group)
     graphs, stream = captured(mine, x), cuda.Stream(device(group))
-    if group.rank:
-        after(group, "replays")
-        mine.abort("enough")
-    else:
-        with cuda.on_device(device(group)):
-            call("cuGraphLaunch", graphs[1], stream.handle)
-        once(group, "replays")
-        stream.synchronize()
-    forget(graphs)
-    dist.destroy_process_group(mine)
+    with told() as lines:
+        if group.rank:
+            after(group, "replays")
+            mine.abort("enough")
+        else:
+            with cuda.on_device(device(group)):
+                call("cuGraphLaunch", graphs[1], stream.handle)
+            once(group, "replays")
+            stream.synchronize()
+        forget(graphs)
+        dist.destroy_process_group(mine)
+    assert len(lines) == (not group.rank), lines
+    assert all("no call has raised this error" in line for line in lines)
 
 
 def an_error_that_no_call_has_raised_is_logged(group: ProcessGroup) -> None:
@@ -228,6 +240,39 @@ def an_error_that_no_call_has_raised_is_logged(group: ProcessGroup) -> None:
     assert any("no call has raised this error" in line for line in lines) == (not group.rank), lines
 
 
+def who_aborts_knows_why(group: ProcessGroup) -> None:
+    mine = used(group)
+    work = mine.irecv(full(group, 0.0), 0) if group.rank else None
+    with told() as lines:
+        if work is not None:
+            mine.abort("enough")
+        dist.destroy_process_group(mine)
+        threads_end("nc10d-nccl-abort")
+    assert not lines
+    group.barrier()
+
+
+def a_forked_child_waits_for_no_group_of_its_parent(group: ProcessGroup) -> None:
+    mine = used(group)
+    if group.rank:
+        after(group, "forked")
+        dist.destroy_process_group(mine)
+        return
+    dist.destroy_process_group(mine)
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            begin = time.monotonic()
+            dist.init_process_group("fake", rank=0, world_size=1)
+            dist.destroy_process_group()
+            status = 0 if time.monotonic() - begin < SOON else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    once(group, "forked")
+
+
 def a_barrier_is_not_captured(group: ProcessGroup) -> None:
     mine, stream = used(group), cuda.Stream(device(group))
     mode = driver().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
@@ -241,6 +286,8 @@ def a_barrier_is_not_captured(group: ProcessGroup) -> None:
 
 ENDINGS = [
     an_error_that_no_call_has_raised_is_logged,
+    who_aborts_knows_why,
+    a_forked_child_waits_for_no_group_of_its_parent,
     a_barrier_is_not_captured,
     a_graph_that_runs_ends_with_its_group,
     live_graphs_are_named_and_hold_no_waiter,

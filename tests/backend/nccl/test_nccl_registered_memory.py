@@ -75,17 +75,26 @@ class Foreign:
         self.owner = x
 
 
-def memory_stays_until_operations_have_ended(group: ProcessGroup) -> None:
+def memory_stays_until_operations_of_another_group_have_ended(group: ProcessGroup) -> None:
+    other = dist.new_group()
+    assert isinstance(other, ProcessGroup)
+    memory_stays_until_operations_have_ended(group, other)
+
+
+def memory_stays_until_operations_have_ended(
+    group: ProcessGroup, other: ProcessGroup | None = None
+) -> None:
     """A synchronous operation keeps no array: CuPy's stream waits, but not the default stream."""
+    other = other or group
     side, make = cuda.Stream(0), registered_zeros(group)
     current = SimpleNamespace(get_current_stream=lambda: SimpleNamespace(ptr=side.handle))
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=current))
-        group.all_reduce(cuda.zeros(1, device=0))
+        other.all_reduce(cuda.zeros(1, device=0))
         before = free_bytes()
         x = Foreign(make(COUNT, np.float32))
         with cuda.on_device(0), held(side.handle):
-            group.all_reduce(x)
+            other.all_reduce(x)
             del x
             gc.collect()
             until = time.monotonic() + 0.2
@@ -117,6 +126,7 @@ CASES = [
     (ranks_that_run_out_of_batches_meet_nobody_anew, 2, ""),
     (memory_stays_until_what_was_queued_is_done, 1, ""),
     (memory_stays_until_operations_have_ended, 1, ""),
+    (memory_stays_until_operations_of_another_group_have_ended, 1, ""),
     (
         memory_that_cant_be_registered_goes_back,
         1,

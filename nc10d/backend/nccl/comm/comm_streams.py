@@ -20,7 +20,8 @@ from nc10d.backend.nccl.bindings.library import Library
 from nc10d.backend.nccl.comm.communicator import Communicator, abort_all
 from nc10d.backend.nccl.comm.options import NcclOptions
 from nc10d.backend.shared_board import GroupMessages, SharedBoard
-from nc10d.base.deadline import NEVER, Deadline
+from nc10d.base.deadline import Deadline
+from nc10d.base.run_to_end import off_main
 from nc10d.base.signal_errors import Event, Thread
 from nc10d.base.text import ranks_text
 from nc10d.base.wait_report import WaitReport
@@ -200,7 +201,7 @@ class CommStreams:
         abort_all([comm_stream.formed for comm_stream in self._formed_streams()])
 
     def leave(self) -> None:
-        """Tell the communicators' other ranks, which may wait in `close`, that they end here."""
+        """Tell the communicators' other ranks, which may be in `close`, that they end here."""
         self._ended = True
         with contextlib.closing(self._group.store.clone()) as store:
             for comm_stream in self._formed_streams():
@@ -214,20 +215,24 @@ class CommStreams:
         of the store, leaves the communicators open.
         """
         self.leave()
-        group, formed = self._group, self._formed_streams()
-        ends = [(_end_key(each, rank), rank) for each in formed for rank in each.ranks]
-        report = WaitReport(f"rank {group.rank} of {group.size}", NEVER)
-        with contextlib.closing(group.store.clone()) as store:
-
-            def missing() -> str:
-                absent = sorted({rank for key, rank in ends if not store.check([key])})
-                return f"{ranks_text(absent)} did not destroy group {group.name!r}"
-
-            while not wait_for_keys(store, [key for key, _ in ends], _SLICE):
+        formed = self._formed_streams()
+        keys = [_end_key(each, rank) for each in formed for rank in each.ranks]
+        with contextlib.closing(self._group.store.clone()) as store:
+            while not wait_for_keys(store, keys, _SLICE):
                 check()
-                report.look(missing)
         for comm_stream in formed:
             comm_stream.formed.close()
+
+    @off_main
+    def missing(self) -> str:
+        """Return which ranks `close` waits for, "" for none."""
+        formed, store = self._formed_streams(), self._group.store
+        ends = [(rank, _end_key(each, rank)) for each in formed for rank in each.ranks]
+        with contextlib.suppress(DistError, OSError), contextlib.closing(store.clone()) as mine:
+            absent = sorted({rank for rank, key in ends if not mine.check([key])})
+            if absent:
+                return f"{ranks_text(absent)} did not destroy group {self._group.name!r}"
+        return ""
 
     def _formed_streams(self) -> list[CommStream]:
         """Return the formed communicators by name, which is the same order on all ranks."""
