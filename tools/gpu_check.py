@@ -11,6 +11,7 @@ Without a GPU every check is a line "not yet run on a GPU", and no claim is show
 
 from __future__ import annotations
 
+import argparse
 import functools
 import os
 import signal
@@ -161,7 +162,10 @@ def one(name: str, path: Path, quick: bool) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Run all checks; return the number of failures."""
-    quick = "--quick" in arguments
+    parser = argparse.ArgumentParser("tools/gpu_check.sh", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer types and sizes")
+    quick = parser.parse_args(arguments).quick
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
     if not cuda.available():
         print(f"No GPU: this process can use none, so nothing is checked: {NOT_YET}.")
         for name in gpu_claims.CHECKS:

@@ -39,6 +39,12 @@ class FailureDetector(Protocol):
     def whereabouts(self) -> tuple[str, dict[int, int]]:
         """Return the latest calls on this host: as the end of an error, and numbers by rank."""
 
+    def gone(self) -> set[int]:
+        """Return the ranks that have died, have left, or can't be reached any more."""
+
+    def peer_left(self, rank: int, within: str) -> DistError:
+        """Return the error for a rank that has left while this rank waits for it in `within`."""
+
 
 class CallRecords(Protocol):
     """The ability to report which calls and messages a rank has begun; for flight recorders."""
@@ -103,6 +109,15 @@ class OtherBackends:
         """Return the latest calls on this host: as the end of an error, and numbers by rank."""
         detector = next(self._detectors(), None)
         return ("", {}) if detector is None else detector.whereabouts()
+
+    def gone(self) -> set[int]:
+        """Return the ranks that have died, have left, or can't be reached any more, if known."""
+        detector = next(self._detectors(), None)
+        return set() if detector is None else detector.gone()
+
+    def peer_left(self, rank: int, within: str) -> DistError:
+        """Return the error for one of the ranks that are `gone`; this rank waits in `within`."""
+        return next(self._detectors()).peer_left(rank, within)
 
     def cause(self) -> DistError | None:
         """Return the error of another backend, None if none has failed; blocks only shortly."""

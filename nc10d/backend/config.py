@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -97,8 +98,8 @@ class BackendConfig:
         if len(names) == 1:
             given = dict.fromkeys(names, given)
         elif not isinstance(given, Mapping) or not names.issuperset(given):
-            message = f"pg_options of {self} must be a dict from backend name to options"
-            raise TypeError(f"{message}, got {given!r}")
+            wanted = f"a dict from backend name ({', '.join(sorted(names))}) to options"
+            raise TypeError(f"pg_options of {self} must be {wanted}, got {reprlib.repr(given)}")
         for name, options in given.items():
             find_backend(name).check_options(options)
         return dict(given)

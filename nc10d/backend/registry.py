@@ -13,6 +13,7 @@ name is the backend's. The entry point is a function without arguments that call
 from __future__ import annotations
 
 import importlib
+import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -63,7 +64,7 @@ class BackendEntry:
             return
         known = " or ".join(kind.__name__ for kind in kinds)
         message = f"pg_options of the backend {self.name!r} must be {known or 'None: it has none'}"
-        raise TypeError(f"{message}, got {options!r}")
+        raise TypeError(f"{message}, got {reprlib.repr(options)}")
 
 
 _entries: dict[str, BackendEntry] = {}

@@ -41,6 +41,9 @@ DEFAULT_TIMEOUT = 30 * 60.0
 """Seconds that an operation may take by default; c10d's value."""
 
 
+_PATIENCE_AMID_ERRORS = 1.0  # seconds that a rank waits for others then, instead of CLOSE_PATIENCE
+
+
 class World:
     """A rank's groups: the default group, and all groups by name in the order of creation.
 
@@ -92,7 +95,10 @@ class World:
             group._close()
         for table in reversed(dropped):
             table.close(GroupClosed("the group has been destroyed"))
-        deadline = Deadline.after(CLOSE_PATIENCE)
+        error = sys.exc_info()[1]
+        ended = error is None or isinstance(error, SystemExit)
+        # Amid an error: peers that wait for this rank learn the error, and do not come.
+        deadline = Deadline.after(CLOSE_PATIENCE if ended else _PATIENCE_AMID_ERRORS)
         for table in (*closed, *dropped, *(group._backends for group in groups)):
             table.await_close(deadline)  # after all are closed: ranks need no common order then
         close_store = getattr(store, "close", None)

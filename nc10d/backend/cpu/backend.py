@@ -238,6 +238,10 @@ class CpuBackend(Backend):
             group.context, name, members, rank, store, deadline, checked, lambda: whereabouts()[0]
         )
 
+    def peer_left(self, rank: int, within: str) -> PeerLost:
+        """Return the error for a rank that has left; blocks a moment if its program ends."""
+        return self.group.health.error_of_left(rank, within)
+
     def gone(self) -> set[int]:
         """Return the ranks that have died, have left, or can't be reached any more."""
         return self.group.gone()

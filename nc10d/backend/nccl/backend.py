@@ -15,11 +15,16 @@ from functools import partial
 from typing import Any
 
 from nc10d.arrays.access import first_array
-from nc10d.backend.abilities import OtherBackends
 from nc10d.backend.nccl.any_source import QueuedNcclReceive, checked
 from nc10d.backend.nccl.bindings.header_table import FUNCTIONS
 from nc10d.backend.nccl.bindings.library import Library, library
-from nc10d.backend.nccl.comm.comm_streams import COLLECTIVES, NcclGroup, Parent
+from nc10d.backend.nccl.comm.comm_streams import (
+    COLLECTIVES,
+    NcclGroup,
+    Parent,
+    end_key,
+    launches_of,
+)
 from nc10d.backend.nccl.comm.communicator import Communicator
 from nc10d.backend.nccl.comm.options import NcclOptions, as_struct, read_options
 from nc10d.backend.nccl.device_group import DeviceGroup
@@ -28,14 +33,15 @@ from nc10d.backend.nccl.records import NcclRecords
 from nc10d.backend.nccl.watchdog import watchdog
 from nc10d.backend.nccl.works import NcclWork
 from nc10d.backend.protocol import Backend, BackendSetup
-from nc10d.base.deadline import Deadline
-from nc10d.base.promise import note_told
+from nc10d.base.call_site import called
+from nc10d.base.deadline import Deadline, monotonic_ns
 from nc10d.base.signal_errors import raised_here, suppress_here
+from nc10d.base.text import in_seconds, ranks_text
 from nc10d.base.wait_report import WaitReport
 from nc10d.cuda.driver import current_device, ordinal
 from nc10d.cuda.memory import device_of
 from nc10d.errors import Aborted, CollectiveTimeout, CudaError, DistError, GroupClosed, NCCLError
-from nc10d.ops import Barrier, Op, Recv
+from nc10d.ops import Barrier, Op, Recv, Send
 from nc10d.store.base import Store
 from nc10d.store.prefix import PrefixStore
 from nc10d.work import Work
@@ -81,15 +87,14 @@ class NcclBackend(Backend):
             options,
             self._failure.fail,
             self._failure.check_peers,
-            self._others.record_address,
-            self._others.share_board,
-            self._others.messages,
+            self._others,
             None if options.grow_from is None else _parent_of(options.grow_from),
             setup.split_off,
         )
         self.device_group: DeviceGroup | None = None
         self._binding = threading.RLock()
         self._closed = False
+        self._ended_here = False  # whether a caller on this rank was the first to end the group
         self._cut_off = False  # whether a failure has ended an operation, or may end a graph's
         self._records = NcclRecords(setup.rank, setup.size)
 
@@ -212,9 +217,8 @@ class NcclBackend(Backend):
 
     def abort(self, reason: BaseException) -> None:
         """Fail the group with `reason` here and on every peer; never blocks, from any thread."""
-        error = reason if isinstance(reason, DistError) else Aborted(str(reason))
-        note_told(error)  # the caller has the reason
-        self.fail(error)
+        self._ended_here = self._ended_here or self._failure.error is None
+        self.fail(reason if isinstance(reason, DistError) else Aborted(str(reason)))
 
     def fail(self, error: DistError) -> None:
         """End the group with `error`; the first error wins, and peers are notified."""
@@ -232,9 +236,8 @@ class NcclBackend(Backend):
             device_group.pending.freeze()
             deadline, abort = Deadline.after(_ABORT_PATIENCE), device_group.comm_streams.abort
             aborted = device_group.pending.end(error, abort, deadline)
-            if isinstance(error, GroupClosed):
-                with contextlib.suppress(DistError, OSError):  # the store may be gone
-                    device_group.comm_streams.leave()
+            with contextlib.suppress(DistError, OSError):  # the store may be gone
+                device_group.comm_streams.leave(aborted=True)
             if not device_group.graphs_alive:
                 aborted.wait(deadline.remaining())
         if not isinstance(error, GroupClosed):
@@ -245,10 +248,8 @@ class NcclBackend(Backend):
         alive = 0 if self.device_group is None else self.device_group.graphs_alive
         if not alive:
             return ""
-        return (
-            f"{alive} captured CUDA graph{'s' * (alive > 1)} of group {self._group.name!r} "
-            "exist: NCCL keeps the communicators until they are destroyed"
-        )
+        end = "1 captured CUDA graph is" if alive == 1 else f"{alive} captured CUDA graphs are"
+        return f"NCCL keeps the communicators of group {self._group.name!r} until {end} destroyed"
 
     def tick(self) -> float | None:
         """Check for ended works and for failures, on the watchdog's thread; see Watched."""
@@ -269,10 +270,53 @@ class NcclBackend(Backend):
             return None
         late = device_group.pending.late()
         if late is not None:
-            self.fail(_timeout_of(self._group, late, self._others))
+            self.fail(self._timeout_of(device_group, late))
         elif device_group.pending.busy or device_group.graphs_alive:
             self._failure.poll()
+            left = self._left(device_group)
+            if left is not None:
+                self.fail(left)
         return device_group.pending.pause()
+
+    def _left(self, device_group: DeviceGroup) -> DistError | None:
+        """Return the error if a pending launch waits for a rank that has left the group."""
+        gone = self._others.gone()
+        if not gone or self._group.options.links == "group":  # where not all ranks launch alike
+            return None
+        for work in device_group.pending.oldest():
+            comm_stream = work.cached.comm_streams[0]
+            for rank in gone.intersection(comm_stream.ranks):
+                end = self._failure.stored(end_key(comm_stream.name, rank))
+                if end is not None and launches_of(end) < work.seq:
+                    entry, _ = device_group.board.awaited(work.stamp)
+                    seq = work.seq if entry is None else entry.seq
+                    within = f"{work._describe()} #{seq}"
+                    return self._others.peer_left(rank, within)
+        return None
+
+    def _timeout_of(self, device_group: DeviceGroup, work: NcclWork) -> CollectiveTimeout:
+        """Return the failure for a launch that has not ended by its deadline."""
+        group, name = self._group, work._describe()
+        entry, missing = device_group.board.awaited(work.stamp)
+        op = work.ops[0] if len(work.ops) == 1 else None
+        if isinstance(op, (Send, Recv)) and op.peer is not None:
+            missing = [op.peer]
+        seq = work.seq if entry is None else entry.seq
+        call = called(f"{name} #{seq} of group {group.name!r}", "" if entry is None else entry.site)
+        waited = None if entry is None else (monotonic_ns() - entry.begun) / 1e9
+        after = "" if waited is None else f" after {in_seconds(waited)}"
+        whom = f", waiting for {ranks_text(missing)}" if missing else ""
+        latest, last = self._others.whereabouts()
+        return CollectiveTimeout(
+            f"{call} timed out on rank {group.rank}{after}{whom}{latest}",
+            rank=missing[0] if missing else group.rank,
+            pid=None if missing else os.getpid(),
+            group=group.name,
+            op=name,
+            seq=seq,
+            waited=waited,
+            last=last or None,
+        )
 
     def _check_communicators(self, device_group: DeviceGroup) -> None:
         for comm_stream in device_group.comm_streams.all():
@@ -296,7 +340,8 @@ class NcclBackend(Backend):
             self._failure.close(gone, lambda: None)
             return
         failed = self._failure.error
-        if self._cut_off and failed is not None and not failed._told and not self._closed:
+        told = failed is None or failed._told or self._ended_here or self._closed
+        if self._cut_off and not told:
             _log.error("nc10d: %s; no call has raised this error", failed)
         self._closed = True
         with suppress_here(DistError):
@@ -315,14 +360,14 @@ class NcclBackend(Backend):
         while not (over.wait(deadline.slice(_SLICE)) or self._graphs_text() or deadline.expired()):
             report.look(self._end_waits_for)
         if not over.is_set():
-            _log.warning("group %r keeps its communicators: %s", group.name, self._end_waits_for())
+            kept = f"group {group.name!r} keeps its communicators: {self._end_waits_for()}"
+            _log.warning("nc10d: %s", self._graphs_text() or kept)
 
     def _end_waits_for(self) -> str:
-        text = self._graphs_text()
-        # A group that has failed meets nobody.
-        if self.device_group and not text and isinstance(self._failure.error, GroupClosed):
-            text = self.device_group.comm_streams.missing()
-        return text or "NCCL has not let go"
+        missing = ""
+        if self.device_group and isinstance(self._failure.error, GroupClosed):
+            missing = self.device_group.comm_streams.missing()  # a failed group meets no rank
+        return missing or "NCCL has not let go"
 
     def _release(self, device_group: DeviceGroup) -> None:
         device_group.pending.freeze()  # waits for a launch that has just begun
@@ -340,6 +385,8 @@ class NcclBackend(Backend):
 
 def _parent_of(group: Any) -> Parent:
     """Return a growing group's communicator; TypeError or ValueError if it can't grow."""
+    if not hasattr(group, "backend"):
+        raise TypeError(f"grow_from: expected a group, got {group!r}")
     backend = group.backend("cuda")
     if not isinstance(backend, NcclBackend):
         raise TypeError(f"grow_from: {group!r} has {backend.name!r} for device arrays, not NCCL")
@@ -350,20 +397,3 @@ def _parent_of(group: Any) -> Parent:
 def _device_of(ops: Sequence[Op]) -> int:
     array = first_array(ops)
     return current_device() if array is None else device_of(array)
-
-
-def _timeout_of(group: NcclGroup, work: NcclWork, others: OtherBackends) -> CollectiveTimeout:
-    """Return the failure for a launch that has not ended by its deadline."""
-    name = work._describe()
-    call = f"{name} #{work.seq} of rank {group.rank} in group {group.name!r}"
-    state = "has waited for other ranks to come" if work.submitted else "is still under way"
-    latest, last = others.whereabouts()
-    return CollectiveTimeout(
-        f"{call} {state} at its timeout{latest}",
-        rank=group.rank,
-        pid=os.getpid(),
-        group=group.name,
-        op=name,
-        seq=work.seq,
-        last=last or None,
-    )

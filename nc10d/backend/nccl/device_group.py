@@ -33,7 +33,7 @@ from nc10d.base.deadline import Deadline
 from nc10d.base.signal_errors import Event
 from nc10d.cuda import captured_graphs
 from nc10d.cuda.captured_graphs import CapturedGraph
-from nc10d.cuda.driver import EventPool, call, event_pool, on_device
+from nc10d.cuda.driver import EventPool, call, describe, event_pool, on_device
 from nc10d.cuda.streams import LEGACY, chosen_stream_or, is_captured, stream_of
 from nc10d.errors import CudaError, DistError, NCCLError
 from nc10d.kernels.cache import entry_point
@@ -69,7 +69,7 @@ class DeviceGroup:
         self.comm_streams = CommStreams(group, self._pool, self.pump)
         self._planner = LaunchPlanner(group, self._pool, self.comm_streams)
         self.board = self._planner.board
-        self.senders = Senders(group.rank, group.size, group.messages(), group.options.links)
+        self.senders = Senders(group.rank, group.size, group.others.messages(), group.options.links)
         self.pending = PendingWorks(self._pool, group.fail, self.board.ended)
         self._graphs: set[CapturedGraph] = set()  # replaced, and never changed
         self._context = launch_table.DeviceContext(device)
@@ -161,7 +161,7 @@ class DeviceGroup:
             name = f"group {group.name!r}, {what}"
             if not able:
                 keys.set(_UNABLE, "")
-            meet(keys, name, group.rank, group.size, deadline, group.check)
+            meet(keys, name, group.rank, group.size, deadline, group.check, group.others)
             return not keys.check([_UNABLE])
         finally:
             store.close()
@@ -344,7 +344,7 @@ class DeviceGroup:
         group = self._group
         what = f"rank {group.rank} of group {group.name!r}, {work._describe()}{which}"
         if by_cuda:
-            return CudaError(f"{what}: CUDA error {code}", code=code)
+            return CudaError(f"{what}: {describe(code)}", code=code)
         return NCCLError(f"{what}: {group.library.describe(code)}", code=code)
 
 

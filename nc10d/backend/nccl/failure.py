@@ -72,6 +72,13 @@ class GroupFailure:
         if cause is not None:
             self.fail(cause, notify=False)
 
+    def stored(self, key: str) -> bytes | None:
+        """Return what the group's store has under a key, None for nothing; the watchdog calls."""
+        assert self._store is not None, "connect() comes first"
+        with contextlib.suppress(DistError, OSError):
+            return self._store.get(key) if self._store.check([key]) else None
+        return None
+
     def cause_of_peers(self) -> DistError | None:
         """Return the error of the group's other backends, or of a peer, None if there is none."""
         cause = self._others.cause()
@@ -134,8 +141,7 @@ class GroupFailure:
             return error
         own = copy_to_raise(found)
         assert isinstance(own, DistError), "a copy has the type of the original"
-        # The detector has told this backend, and no caller.
-        own._told = error._told and str(own) == str(error)
+        own._told = False  # the detector has told this backend, and no caller
         return own
 
     def _root_cause(self, error: DistError) -> DistError:

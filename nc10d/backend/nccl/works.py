@@ -242,6 +242,10 @@ class PendingWorks:
         """Return all pending Works; any thread may call without the lock."""
         return [work for queue in self._queues() for work in list(queue)]
 
+    def oldest(self) -> list[NcclWork]:
+        """Return the oldest pending Work of each queue; any thread may call."""
+        return [works[0] for works in map(list, self._queues()) if works]
+
     def drain(self, deadline: Deadline) -> None:
         """Block until all pending Works have ended; raises their failure, or CollectiveTimeout."""
         for work in self._all():

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from device_ranks import LONG, after, device, full, once, ones, used
+from device_ranks import LONG, after, device, full, once, ones, used, value
 
 import nc10d as dist
 from nc10d import cuda
@@ -19,7 +19,7 @@ from nc10d.base import wait_report
 from nc10d.base.deadline import Deadline
 from nc10d.cuda import captured_graphs
 from nc10d.cuda.driver import call, driver
-from nc10d.errors import Aborted, DistError, GroupClosed
+from nc10d.errors import Aborted, CollectiveTimeout, DistError, GroupClosed, PeerLost
 from nc10d.group import ending
 from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import Barrier
@@ -32,6 +32,8 @@ def threads_end(*names: str) -> None:
     """Wait until NCCL has let go: its calls run on threads that end then."""
     for thread in threading.enumerate():
         if thread.name.startswith(names):
+            while thread.ident is None:  # it is about to start
+                pass
             thread.join(LONG)
             assert not thread.is_alive(), thread.name
 
@@ -91,7 +93,7 @@ def live_graphs_are_named_and_hold_no_waiter(group: ProcessGroup) -> None:
             work.wait_blocking(LONG)
         assert time.monotonic() - begin < SOON
         (note,) = caught.value.__notes__
-        assert "1 captured CUDA graph of group" in note
+        assert "until 1 captured CUDA graph is destroyed" in note
         once(group, "aborted")
     until = Deadline.after(LONG)
     while backend._failure.error is None and not until.expired():
@@ -113,7 +115,7 @@ def destroying_with_live_graphs_does_not_wait(group: ProcessGroup) -> None:
         begin = time.monotonic()
         mine.close()
         assert time.monotonic() - begin < SOON
-    assert "1 captured CUDA graph of group" in lines[0]
+    assert "until 1 captured CUDA graph is destroyed" in lines[0]
     forget(graphs)
     threads_end("nc10d-nccl-end")
 
@@ -240,6 +242,45 @@ def an_error_that_no_call_has_raised_is_logged(group: ProcessGroup) -> None:
     assert any("no call has raised this error" in line for line in lines) == (not group.rank), lines
 
 
+def a_rank_that_leaves_ends_what_waits_for_it(group: ProcessGroup) -> None:
+    mine, begin = used(group), time.monotonic()
+    if not group.rank:
+        expected = r"rank 1 has left group .*, but rank 0 still waits for it in all_reduce #2"
+        with pytest.raises(PeerLost, match=expected) as caught:
+            mine.all_reduce(ones(group), async_op=True).wait_blocking(LONG)
+        assert caught.value.rank == 1
+    mine.close()
+    assert time.monotonic() - begin < SOON, "the rank that leaves waits for one that has failed"
+
+
+def a_timeout_names_the_late_rank(group: ProcessGroup) -> None:
+    mine = used(group)
+    if not group.rank:
+        expected = (
+            r"all_reduce #2 .* at .*ending_ranks.py:.* on rank 0 after .*, waiting for rank 1"
+        )
+        with pytest.raises(CollectiveTimeout, match=expected) as caught:
+            mine.all_reduce(ones(group), async_op=True, timeout=0.3).wait_blocking(LONG)
+        assert caught.value.rank == 1
+        once(group, "timed out")
+    after(group, "timed out")
+    dist.destroy_process_group(mine)
+
+
+def a_first_call_is_not_captured(group: ProcessGroup) -> None:
+    mine, x, stream = dist.new_group(), ones(group), cuda.Stream(device(group))
+    assert isinstance(mine, ProcessGroup)
+    mode = driver().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+    with cuda.on_device(device(group)), cuda.stream(stream):
+        call("cuStreamBeginCapture", stream.handle, mode)
+        with pytest.raises(ValueError, match="communicate once before capturing a graph"):
+            mine.all_reduce(x)
+        call("cuGraphDestroy", call("cuStreamEndCapture", stream.handle))
+        mine.all_reduce(x)
+    assert value(x) == group.size
+    dist.destroy_process_group(mine)
+
+
 def who_aborts_knows_why(group: ProcessGroup) -> None:
     mine = used(group)
     work = mine.irecv(full(group, 0.0), 0) if group.rank else None
@@ -247,9 +288,7 @@ def who_aborts_knows_why(group: ProcessGroup) -> None:
         if work is not None:
             mine.abort("enough")
         dist.destroy_process_group(mine)
-        threads_end("nc10d-nccl-abort")
     assert not lines
-    group.barrier()
 
 
 def a_forked_child_waits_for_no_group_of_its_parent(group: ProcessGroup) -> None:
@@ -285,6 +324,9 @@ def a_barrier_is_not_captured(group: ProcessGroup) -> None:
 
 
 ENDINGS = [
+    a_rank_that_leaves_ends_what_waits_for_it,
+    a_timeout_names_the_late_rank,
+    a_first_call_is_not_captured,
     an_error_that_no_call_has_raised_is_logged,
     who_aborts_knows_why,
     a_forked_child_waits_for_no_group_of_its_parent,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from device_ranks import LONG, device, full, value
+from device_ranks import LONG, after, device, full, once, value
 from emulated import emulated_ranks, emulators, needs_emulators
 
 import nc10d as dist
@@ -18,7 +18,7 @@ from nc10d import cuda
 from nc10d.backend.nccl.backend import NcclBackend
 from nc10d.backend.nccl.comm.options import NcclOptions
 from nc10d.cuda.driver import call, driver
-from nc10d.errors import CollectiveMismatch, DistError
+from nc10d.errors import CollectiveMismatch, DistError, PeerLost
 from nc10d.group.process_group import ProcessGroup
 from nc10d.testing.ranks import Ranks
 
@@ -74,8 +74,8 @@ def other_tags_are_refused(group: ProcessGroup) -> None:
         sent_or_received(mine, 100, tag=4 + group.rank)
     text = str(caught.value)
     assert "ranks disagree on message #3 on devices" in text
-    assert "rank 0 sends 400 bytes with tag 4" in text
-    assert "rank 1 receives 400 bytes with tag 5" in text
+    assert "rank 0 sends 400 bytes of float32 with tag 4" in text
+    assert "rank 1 receives 400 bytes of float32 with tag 5" in text
     assert 'NcclOptions(links="tag")' in text
     dist.destroy_process_group(mine)
 
@@ -154,16 +154,46 @@ def a_missing_sender_is_named(group: ProcessGroup) -> None:
     mine = dist.new_group()
     assert isinstance(mine, ProcessGroup)
     if not group.rank:
-        with pytest.raises(DistError, match=r"rank 0 timed out.*: rank 1 did not come to group"):
+        with pytest.raises(
+            DistError,
+            match=r"rank 0 timed out.*: rank 1 did not come to .* messages from rank 1 to rank 0",
+        ):
             mine.recv(full(group, 0.0), 1, timeout=0.3)
+        once(group, "timed out")
+    after(group, "timed out")
     dist.destroy_process_group(mine)
+
+
+def a_sender_that_has_left_is_an_error_at_once(group: ProcessGroup) -> None:
+    """Before a link is formed, and afterwards."""
+    for formed in False, True:
+        mine = dist.new_group()
+        assert isinstance(mine, ProcessGroup)
+        if formed:
+            sent_or_received(mine, 8, tag=0)
+        if not group.rank:
+            with pytest.raises(PeerLost, match=r"rank 1 has left group .* waits for it in"):
+                mine.irecv(full(group, 0.0), 1).wait_blocking(LONG)
+        dist.destroy_process_group(mine)
 
 
 def other_sizes_are_refused(group: ProcessGroup) -> None:
     mine = dist.new_group()
     assert isinstance(mine, ProcessGroup)
-    with pytest.raises(CollectiveMismatch, match="sends 32 bytes with tag 0, rank 1 receives 36"):
+    with pytest.raises(CollectiveMismatch, match=r"sends 32 bytes .* rank 1 receives 36"):
         sent_or_received(mine, 8 + group.rank, tag=0)
+    dist.destroy_process_group(mine)
+
+
+def other_dtypes_are_refused(group: ProcessGroup) -> None:
+    """Also of as many bytes."""
+    mine = dist.new_group()
+    assert isinstance(mine, ProcessGroup)
+    kind = np.int32 if group.rank else np.float32
+    x = cuda.to_device(np.zeros(4, kind), device(group))
+    start = mine.irecv if group.rank else mine.isend
+    with pytest.raises(CollectiveMismatch, match=r"sends 16 bytes of float32 .* 16 bytes of int32"):
+        start(x, 1 - group.rank).wait_blocking(LONG)
     dist.destroy_process_group(mine)
 
 
@@ -224,7 +254,7 @@ def messages_go_with_collectives_where_queues_are_few(group: ProcessGroup) -> No
         group.all_reduce(x)
         (group.irecv if group.rank else group.isend)(got, peer)
     assert value(x) == 1.0
-    with pytest.raises(CollectiveMismatch, match="sends 400 bytes with tag 6, rank 1 receives 400"):
+    with pytest.raises(CollectiveMismatch, match=r"400 bytes .* with tag 6, rank 1"):
         sent_or_received(group, 100, tag=6 + group.rank)
 
 
@@ -235,6 +265,8 @@ LAWS = [
     receives_from_any_rank_keep_their_order,
     a_batch_keeps_no_host_waiting,
     a_missing_sender_is_named,
+    a_sender_that_has_left_is_an_error_at_once,
+    other_dtypes_are_refused,
     other_sizes_are_refused,
     tags_on_request_are_received_in_any_order,
     graphs_with_messages_are_not_compared,
@@ -271,7 +303,7 @@ def other_tags_are_found_without_boards(group: ProcessGroup) -> None:
             group.send(x, 1, tag=3)
         group.irecv(x, 1 - group.rank, tag=9).wait_blocking(LONG)  # nobody sends
 
-    with pytest.raises(CollectiveMismatch, match="sends 400 bytes with tag 3, rank 1 receives 400"):
+    with pytest.raises(CollectiveMismatch, match=r"400 bytes .* with tag 3, rank 1"):
         exchange_wrongly()
 
 

@@ -150,9 +150,12 @@ class GroupErrors:
             return ""
         return f"; meanwhile {join_words(waits)}: use groups in the same order on all ranks"
 
-    def peer_left(self, peer: int, ops: Sequence[Op], channel: Channel | None) -> PeerLost:
+    def peer_left(
+        self, peer: int, ops: Sequence[Op], channel: Channel | None, within: str = ""
+    ) -> PeerLost:
         """Return the error for a rank that has closed the group while this rank waits for it."""
         name, seq, text = self.own_operation(ops, channel)
+        text = within or text
         why = self._why_left(peer)
         message = (
             f"rank {peer} has left group {self.name!r}{f' ({why})' if why else ''}, but rank "

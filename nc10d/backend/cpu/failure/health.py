@@ -155,6 +155,10 @@ class Health:
             return self._fail(self._text.peer_left(peer, ops, channel))
         return self.fail_timeout(ops, channel, deadline.limit) if deadline.expired() else None
 
+    def error_of_left(self, peer: int, within: str) -> PeerLost:
+        """Return the error for a peer that has left; this rank waits for it in `within`."""
+        return self._text.peer_left(peer, (), None, within)
+
     def fail_left(self, peers: Sequence[int], ops: Sequence[Op]) -> DistError:
         """Fail the group: all `peers`, which alone could end `ops`, have left. Return why."""
         return self._fail(self._text.peer_left(peers[0], ops, None))

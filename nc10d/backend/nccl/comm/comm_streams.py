@@ -16,10 +16,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from nc10d.backend.abilities import OtherBackends
 from nc10d.backend.nccl.bindings.library import Library
 from nc10d.backend.nccl.comm.communicator import Communicator, abort_all
 from nc10d.backend.nccl.comm.options import NcclOptions
-from nc10d.backend.shared_board import GroupMessages, SharedBoard
 from nc10d.base.deadline import Deadline
 from nc10d.base.run_to_end import off_main
 from nc10d.base.signal_errors import Event, Thread
@@ -39,6 +39,8 @@ WINDOWS = "windows"
 """The name of the communicator for a group's one-sided operations, which wait for signals."""
 _OLD = "old"  # in the store: a communicator grows, and which ranks that one has
 _GO = "go"
+_ALONE = OtherBackends()
+_ABORTED = " aborted"  # so a communicator has ended whose operations were under way
 _SLICE = 0.2  # seconds between looks at the group while the ranks meet at their end
 
 
@@ -53,9 +55,9 @@ class Parent(NamedTuple):
 class NcclGroup(NamedTuple):
     """A group as the backend's parts know it."""
 
-    # `fail` fails the group with an error, and `check` raises the failure. The next three are those
-    # of OtherBackends. `parent` is what the group's communicator grows from on this rank, or None;
-    # `split_off` is the communicator itself, if it was split off another group's.
+    # `fail` fails the group with an error, and `check` raises the failure. `parent` is what the
+    # group's communicator grows from on this rank, or None; `split_off` is the communicator itself,
+    # if it was split off another group's.
 
     name: str
     rank: int
@@ -65,9 +67,7 @@ class NcclGroup(NamedTuple):
     options: NcclOptions
     fail: Callable[[DistError], None]
     check: Callable[[], None]
-    record_address: Callable[[], int]
-    share_board: Callable[[int], SharedBoard | None]
-    messages: Callable[[], GroupMessages | None]
+    others: OtherBackends
     parent: Parent | None = None
     split_off: Communicator | None = None
 
@@ -171,7 +171,7 @@ class CommStreams:
             return self._group.split_off
         store = self._group.store.clone()
         try:
-            name = f"group {self._group.name!r}, nccl communicator {comm_stream.name!r}"
+            name = f"the communicator for {_use(comm_stream.name)} of group {self._group.name!r}"
             keys = PrefixStore(comm_stream.name, store)
             ranks, library = comm_stream.ranks, self._group.library
             rank, size = ranks.index(self._group.rank), len(ranks)
@@ -180,7 +180,7 @@ class CommStreams:
             if parent is not None:
                 keys.set(f"{_OLD}/{rank}", f"{parent.rank} of {parent.size}")
                 keys.set(_OLD, "")
-            meeting = keys, library, name, rank, size, deadline, check
+            meeting = keys, library, name, rank, size, deadline, check, self._group.others
             unique = wait_for_ranks(*meeting, parent, ranks)
             grows = comm_stream.name == COLLECTIVES and keys.check([_OLD])
         finally:
@@ -200,12 +200,13 @@ class CommStreams:
             comm_stream.queue.clear()
         abort_all([comm_stream.formed for comm_stream in self._formed_streams()])
 
-    def leave(self) -> None:
-        """Tell the communicators' other ranks, which may be in `close`, that they end here."""
+    def leave(self, aborted: bool = False) -> None:
+        """Tell the communicators' other ranks that they end here, after how many launches."""
         self._ended = True
         with contextlib.closing(self._group.store.clone()) as store:
             for comm_stream in self._formed_streams():
-                store.set(_end_key(comm_stream, self._group.rank), "")
+                key = end_key(comm_stream.name, self._group.rank)
+                store.set(key, f"{comm_stream.launched}{_ABORTED if aborted else ''}")
 
     def close(self, check: Callable[[], None]) -> None:
         """Close all communicators, after all their ranks have left; no operation is in flight.
@@ -216,10 +217,14 @@ class CommStreams:
         """
         self.leave()
         formed = self._formed_streams()
-        keys = [_end_key(each, rank) for each in formed for rank in each.ranks]
+        keys = [end_key(each.name, rank) for each in formed for rank in each.ranks]
         with contextlib.closing(self._group.store.clone()) as store:
             while not wait_for_keys(store, keys, _SLICE):
                 check()
+            ends = [store.get(key).decode() for key in keys]
+        if any(end.endswith(_ABORTED) for end in ends):
+            self.abort()
+            return
         for comm_stream in formed:
             comm_stream.formed.close()
 
@@ -227,7 +232,7 @@ class CommStreams:
     def missing(self) -> str:
         """Return which ranks `close` waits for, "" for none."""
         formed, store = self._formed_streams(), self._group.store
-        ends = [(rank, _end_key(each, rank)) for each in formed for rank in each.ranks]
+        ends = [(rank, end_key(each.name, rank)) for each in formed for rank in each.ranks]
         with contextlib.suppress(DistError, OSError), contextlib.closing(store.clone()) as mine:
             absent = sorted({rank for rank, key in ends if not mine.check([key])})
             if absent:
@@ -240,8 +245,25 @@ class CommStreams:
         return [comm_stream for comm_stream in each if comm_stream.comm is not None]
 
 
-def _end_key(comm_stream: CommStream, rank: int) -> str:
-    return f"{comm_stream.name}/end/{rank}"
+def _use(name: str) -> str:
+    """Return what a communicator is for, in words."""
+    if name == COLLECTIVES:
+        return "collectives"
+    src, *link = name.split("-", 2)
+    if not link:
+        return name
+    tag = f" with tag {link[1]}" if len(link) > 1 else ""
+    return f"messages from rank {src} to rank {link[0]}{tag}"
+
+
+def end_key(name: str, rank: int) -> str:
+    """Return the store's key under which a rank that leaves a communicator counts its launches."""
+    return f"{name}/end/{rank}"
+
+
+def launches_of(end: bytes) -> int:
+    """Return the launches that a rank has counted so."""
+    return int(end.decode().removesuffix(_ABORTED))
 
 
 def meet(
@@ -251,6 +273,7 @@ def meet(
     size: int,
     deadline: Deadline,
     check: Callable[[], None],
+    others: OtherBackends = _ALONE,
     conclude: Callable[[], str] = lambda: _GO,
     members: Sequence[int] | None = None,
 ) -> None:
@@ -261,8 +284,9 @@ def meet(
     rank that gives up writes the reason. The first of these entries holds for all ranks.
 
     `name` is what the ranks come to, in errors, which number ranks as `members` do. `check` is
-    called meanwhile and raises if waiting has become pointless. RendezvousError, the same on all
-    ranks, names the ranks that had not arrived by the first deadline.
+    called meanwhile and raises if waiting has become pointless, and so do ranks that have not come
+    and are gone, as `others` know. RendezvousError, the same on all ranks, names the ranks that had
+    not arrived by the first deadline.
     """
     store.set(f"here/{rank}", "")
     names = range(size) if members is None else members
@@ -274,6 +298,9 @@ def meet(
 
     def check_and_tell() -> None:
         check()
+        for gone in others.gone().intersection(names):
+            if not store.check([f"here/{names.index(gone)}"]):
+                raise others.peer_left(gone, name)
         report.look(missing)
 
     def give_up() -> str:
@@ -292,6 +319,7 @@ def wait_for_ranks(
     size: int,
     deadline: Deadline,
     check: Callable[[], None],
+    others: OtherBackends = _ALONE,
     parent: Parent | None = None,
     members: Sequence[int] | None = None,
 ) -> bytes:
@@ -300,7 +328,7 @@ def wait_for_ranks(
         made = library.unique_id() if parent is None else parent.communicator.growth_id()
         store.set("id", made)
     conclude = functools.partial(_conclusion, store, name, size)
-    meet(store, name, rank, size, deadline, check, conclude, members)
+    meet(store, name, rank, size, deadline, check, others, conclude, members)
     return store.get("id")
 
 

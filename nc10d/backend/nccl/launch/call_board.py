@@ -71,13 +71,13 @@ class CallBoard:
     def __init__(self, group: NcclGroup) -> None:
         self._group = group
         nbytes = entering.BOARD_BYTES + 2 * group.size * entering.LINK_BYTES
-        self._board = board = group.share_board(nbytes)
+        self._board = board = group.others.share_board(nbytes)
         self.links = MessageLinks(group, board)
         self._log = CallLog()
         self._log_words = self._log.bytes.data.cast("q")
         self._entries = array("q", [0])
         entries = self._entries.buffer_info()[0]
-        note = group.record_address()
+        note = group.others.record_address()
         self.collectives = Caller(COLLECTIVE, note, self._log, entries, board)
         self.messages = Caller(MESSAGE, 0, self._log, entries, None)
         self._told = 0
@@ -109,6 +109,13 @@ class CallBoard:
             found[peer.rank] = _word(peer.base + place - 1 + entering.BOARD_NUMBER) if place else 0
         return found
 
+    def awaited(self, stamp: int) -> tuple[LogEntry | None, list[int]]:
+        """Return an entry of the log, and the local ranks that have not come to that collective."""
+        entry = next((each for each in self.logged() if each.order == stamp), None)
+        if entry is None or entry.label != COLLECTIVE:
+            return entry, []
+        return entry, [rank for rank, number in self.progress().items() if number < entry.seq]
+
     def mismatch(self, answer: int) -> CollectiveMismatch:
         """Return the error for the peer whose call differs, by compiled code's answer."""
         assert self._board is not None, "only a board's calls are compared"
@@ -133,7 +140,7 @@ class CallBoard:
 
     def compare_hosts(self) -> CollectiveMismatch | None:
         """Tell ranks on other hosts the latest call, and compare theirs; any thread may call."""
-        board, messages = self._board, self._group.messages()
+        board, messages = self._board, self._group.others.messages()
         if board is None or messages is None:
             return self.links.compare_hosts(messages)
         if not board.partners:

@@ -1,7 +1,8 @@
 """Messages between two ranks, in the order of their launches: both ranks need the same tags.
 
-NCCL matches a link's messages in order, and knows no tags. So each rank puts tag and bytes of its
-messages onto its board, and the later rank sees a difference before it enters the communicator.
+NCCL matches a link's messages in order, and knows no tags. So each rank puts its messages' tags,
+bytes and dtypes onto its board, and the later rank sees a difference before it enters the
+communicator.
 Between hosts, and in a group without boards, the ranks compare what they have sent and received so
 far a few times a second while operations are pending. A link with messages in CUDA graphs, which
 run uncounted, is not compared.
@@ -15,7 +16,8 @@ from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from nc10d.arrays.buffer import as_buffer
+from nc10d.arrays.buffer import Buffer, as_buffer
+from nc10d.arrays.dtypes import element_by_code
 from nc10d.backend.nccl.bindings import entering
 from nc10d.backend.nccl.bindings.entering import BOARD_BYTES, LINK_BYTES, nc10d_nccl_link
 from nc10d.backend.nccl.comm.comm_streams import NcclGroup
@@ -26,6 +28,8 @@ from nc10d.store.base import Store
 
 _NUMBER = entering.LINK_NUMBER // 8
 _KEY = "device/message"
+_RECORDS = 128
+"""Types of elements from this code on are records, told apart by seven bits."""
 
 
 class _Link(NamedTuple):
@@ -44,11 +48,19 @@ class _Link(NamedTuple):
 
 
 class _Message(NamedTuple):
-    """Tag and bytes of a message, and the hash over this and all before on its link."""
+    """A message's tag and size (see `_size`), and the hash over this and all before on its link."""
 
     tag: int
-    nbytes: int
+    size: int
     chain: int
+
+    @property
+    def text(self) -> str:
+        """What the message has: bytes, elements, tag."""
+        kind = self.size & 255
+        known = None if kind >= _RECORDS else element_by_code(kind)
+        label = "records" if known is None else known.label
+        return f"{self.size >> 8} bytes of {label} with tag {self.tag}"
 
 
 class _StoreTexts:
@@ -90,8 +102,7 @@ class MessageLinks:
         if not self._compares or not isinstance(op, (Send, Recv)):
             return ()
         words = self._link(op).words
-        tag, nbytes = op.tag, as_buffer(op.x).nbytes
-        return nc10d_nccl_link.address, words.buffer_info()[0], tag, nbytes
+        return nc10d_nccl_link.address, words.buffer_info()[0], op.tag, _size(as_buffer(op.x))
 
     def stop_comparing(self, op: Op) -> None:
         """Compare no more messages of an operation's link: a graph repeats some of them."""
@@ -120,7 +131,7 @@ class MessageLinks:
         return _Link(peer, sends, there is not nowhere, array("q", words))
 
     def mismatch(self, op: Op) -> CollectiveMismatch:
-        """Return the error for a message whose tag or bytes differ from the peer's."""
+        """Return the error for a message whose tag or size differs from the peer's."""
         assert isinstance(op, (Send, Recv)), "only messages are compared"
         link = self._link(op)
         number, (_, word, base, offset, *_) = link.words[_NUMBER], link.words
@@ -130,16 +141,16 @@ class MessageLinks:
     def _error(self, link: _Link, number: int, theirs: _Message) -> CollectiveMismatch:
         group = self._group
         sides = (group.rank, link.message(number) or theirs), (link.peer, theirs)
-        (src, (tag, nbytes, _)), (dst, (wanted, room, _)) = sides if link.sends else sides[::-1]
-        which = "message" if (tag, nbytes) != (wanted, room) else "the messages up to"
+        (src, sent), (dst, wanted) = sides if link.sends else sides[::-1]
+        which = "message" if sent[:2] != wanted[:2] else "the messages up to"
         advice = (
             "; a rank's messages to another are received in their order, unless the group has "
             'NcclOptions(links="tag")'
         )
         return CollectiveMismatch(
             f"ranks disagree on {which} #{number} on devices of group {group.name!r}: rank {src} "
-            f"sends {nbytes} bytes with tag {tag}, rank {dst} receives {room} bytes with tag "
-            f"{wanted}{advice if nbytes == room else ''}",
+            f"sends {sent.text}, rank {dst} receives {wanted.text}"
+            f"{advice if sent.size == wanted.size else ''}",
             rank=link.peer,
             group=group.name,
             op="send" if link.sends else "recv",
@@ -163,7 +174,7 @@ class MessageLinks:
             own, other = ("sent", "received") if link.sends else ("received", "sent")
             if self._told.get(key := f"{_KEY}/{own}/{here}/{there}") != number:
                 self._told[key] = number
-                texts.set(key, f"{number} {mine.tag} {mine.nbytes} {mine.chain}", (there,))
+                texts.set(key, f"{number} {mine.tag} {mine.size} {mine.chain}", (there,))
             told = texts.value(f"{_KEY}/{other}/{there}/{here}")
             if told is not None:
                 at, *message = map(int, told.split())
@@ -172,8 +183,14 @@ class MessageLinks:
         return None
 
 
+def _size(buffer: Buffer) -> int:
+    """Return bytes and element type in one word."""
+    code = buffer.dtype.code
+    return buffer.nbytes << 8 | (code if code < _RECORDS else _RECORDS + code % _RECORDS)
+
+
 def _slot(link: int, number: int) -> list[int]:
-    """Return the number, tag, bytes and hash in a message's place of a link's part of a board."""
+    """Return the number, tag, size and hash in a message's place of a link's part of a board."""
     at = link + 8 + 32 * (number % entering.LINKED)
     return [*(ctypes.c_int64 * 4).from_address(at)]
 

@@ -41,7 +41,7 @@ from nc10d.backend.nccl.launch.rank_order import OperationCalls, all_calls_of
 from nc10d.base.deadline import Deadline
 from nc10d.cuda import memory
 from nc10d.cuda.device_kernels import capability, load_kernel
-from nc10d.cuda.driver import EventPool
+from nc10d.cuda.driver import EventPool, call, on_device
 from nc10d.cuda.memory import device_of
 from nc10d.cuda.streams import Stream, relaxed_capture_mode
 from nc10d.kernels.cache import entry_point
@@ -69,7 +69,9 @@ class LaunchPlanner:
         self.board = CallBoard(group)
         self._before = pool.take()
         self._joint = Stream(self.device, group.options.high_priority)
-        self._scratch = memory.to_device(np.ones(1, np.int32), self.device)
+        self._scratch = memory.reserve((1,), DType.INT32, self.device)
+        with on_device(self.device):  # a graph may be captured, but not on this stream
+            call("cuMemsetD8Async", self._scratch.address, 0, 4, self._joint.handle)
         self._room = self._scratch  # until a fold needs more
         self._fp8 = _reduces_fp8(group.library, self.device)
 
