@@ -1,10 +1,24 @@
 """The layer over CUDA's driver: device memory, streams and events by cuda.bindings.
 
+    import numpy as np
+    import nc10d as dist
     from nc10d import cuda
 
-    x = cuda.to_device(np.ones(1000, np.float32))
-    with cuda.stream(my_stream):        # an int, or CuPy's, Numba's, torch's, __cuda_stream__
+    dist.init_process_group("nccl")
+    x = cuda.to_device(np.ones(1000, np.float32))    # on device LOCAL_RANK, if that is set
+    dist.all_reduce(x)
+    print(x.to_host())
+
+Calls go to the current stream, and `stream` chooses another. So a call becomes part of a CUDA graph
+that a stream captures, by cuda.bindings or a framework. The group must have been used before,
+because its communicator can't be formed amid a capture:
+
+    stream = cuda.Stream()
+    with cuda.stream(stream):            # or CuPy's, Numba's, torch's, an int, __cuda_stream__
         dist.all_reduce(x)
+        driver.cuStreamBeginCapture(stream.handle, mode)
+        dist.all_reduce(x)
+        _, graph = driver.cuStreamEndCapture(stream.handle)
 
 The layer needs no framework, and importing it imports nothing of CUDA. The first call that needs
 the driver loads the driver; UnsupportedPlatform names a missing part.

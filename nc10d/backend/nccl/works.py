@@ -300,7 +300,7 @@ _groups_lock = threading.Lock()
 
 
 def ended_later(device: int) -> Callable[[], bool]:
-    """Return a function that tells whether a device's Works that are pending now have ended."""
+    """Return a function whose result is whether the Works that a device has now have ended."""
     with _groups_lock:
         groups = [group for group in _groups if group.device == device]
     works = [work for group in groups for work in group._all()]

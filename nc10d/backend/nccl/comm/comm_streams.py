@@ -201,7 +201,7 @@ class CommStreams:
         abort_all([comm_stream.formed for comm_stream in self._formed_streams()])
 
     def leave(self, aborted: bool = False) -> None:
-        """Tell the communicators' other ranks that they end here, after how many launches."""
+        """Publish that this rank's communicators end, after how many launches each."""
         self._ended = True
         with contextlib.closing(self._group.store.clone()) as store:
             for comm_stream in self._formed_streams():
