@@ -232,6 +232,8 @@ class DeviceGroup:
         for op in work.ops if work.cached.messages is not None else ():
             self.board.links.stop_comparing(op)
         self._submit(work, current, join)
+        for comm_stream in work.cached.comm_streams:
+            comm_stream.captured = True
         # The event belongs to the graph, and never ends.
         event, cached = work.event, work.cached  # the graph uses what the table keeps
         release = partial(_end_capture, self._pool, event, cached)
@@ -329,8 +331,8 @@ class DeviceGroup:
             work.stamp = table.caller.words[STAMP]
         work.event, work.begun = ended, table.begun
         comm_streams = table.comm_streams
-        for comm_stream in comm_streams:
-            comm_stream.launched += 1
+        for comm_stream, count in zip(comm_streams, work.cached.counts, strict=True):
+            comm_stream.launched += count
         work.seq = comm_streams[0].launched
 
     def _error(self, table: launch_table.LaunchTable, work: NcclWork, answer: int) -> DistError:

@@ -177,6 +177,26 @@ def a_sender_that_has_left_is_an_error_at_once(group: ProcessGroup) -> None:
         dist.destroy_process_group(mine)
 
 
+def both_sides_count_the_same_messages(group: ProcessGroup) -> None:
+    """A rank that leaves says how many there were, whether in a block or by themselves."""
+    mine, x = dist.new_group(), full(group, 1.0)
+    assert isinstance(mine, ProcessGroup)
+    if group.rank:
+        for _ in range(3):
+            mine.recv(x, 0)
+    else:
+        with mine.coalescing_manager():
+            for _ in range(3):
+                mine.send(x, 1)
+    cuda.synchronize(device(group))
+    backend = mine.backend("cuda")
+    assert isinstance(backend, NcclBackend)
+    link = backend.started.comm_streams.find("0-1")
+    assert link is not None
+    assert link.launched == 3
+    dist.destroy_process_group(mine)
+
+
 def other_sizes_are_refused(group: ProcessGroup) -> None:
     mine = dist.new_group()
     assert isinstance(mine, ProcessGroup)
@@ -267,6 +287,7 @@ LAWS = [
     a_missing_sender_is_named,
     a_sender_that_has_left_is_an_error_at_once,
     other_dtypes_are_refused,
+    both_sides_count_the_same_messages,
     other_sizes_are_refused,
     tags_on_request_are_received_in_any_order,
     graphs_with_messages_are_not_compared,

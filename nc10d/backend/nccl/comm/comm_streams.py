@@ -40,6 +40,7 @@ WINDOWS = "windows"
 _OLD = "old"  # in the store: a communicator grows, and which ranks that one has
 _GO = "go"
 _ALONE = OtherBackends()
+_UNCOUNTED = 2**63
 _ABORTED = " aborted"  # so a communicator has ended whose operations were under way
 _SLICE = 0.2  # seconds between looks at the group while the ranks meet at their end
 
@@ -82,6 +83,7 @@ class CommStream:
         self.comm: Communicator | None = None
         self.queue: deque[Any] = deque()
         self.launched = 0
+        self.captured = False  # whether launches are in CUDA graphs, which run uncounted
         self.settled = Event()  # the communicator has been formed, or never will be
         self._stream = stream
         self.stream = stream.handle
@@ -206,7 +208,8 @@ class CommStreams:
         with contextlib.closing(self._group.store.clone()) as store:
             for comm_stream in self._formed_streams():
                 key = end_key(comm_stream.name, self._group.rank)
-                store.set(key, f"{comm_stream.launched}{_ABORTED if aborted else ''}")
+                launched = _UNCOUNTED if comm_stream.captured else comm_stream.launched
+                store.set(key, f"{launched}{_ABORTED if aborted else ''}")
 
     def close(self, check: Callable[[], None]) -> None:
         """Close all communicators, after all their ranks have left; no operation is in flight.

@@ -34,21 +34,28 @@ Key = tuple[Any, ...]
 class CachedLaunch:
     """A launch's communicators, and the table of calls once they are formed."""
 
-    # `receives` is true if the launch has receives, whose senders are the result; `blocks` if there
-    # is a barrier, for which the host waits too. `messages` are peer and tag of the sends, and of
-    # the receives; None without any. `default_stream` is the current stream for the first array
-    # unless the user chooses a stream; None: to be looked up. `in_order` is true if all arrays are
-    # freed in the order of that stream. `room_nbytes` is the room that folds need.
+    # `counts` are the calls of the launch that each communicator gets: one for all collectives, and
+    # one for each message. `receives` is true if the launch has receives, whose senders are the
+    # result; `blocks` if there is a barrier, for which the host waits too. `messages` are peer and
+    # tag of the sends, and of the receives; None without any. `default_stream` is the current
+    # stream for the first array unless the user chooses a stream; None: to be looked up. `in_order`
+    # is true if all arrays are freed in the order of that stream. `room_nbytes` is the room that
+    # folds need.
 
     __slots__ = (
         *("__weakref__", "_freed", "_ids", "_refs", "_descriptions"),
-        *("blocks", "comm_streams", "default_stream", "in_order", "label", "messages"),
+        *("blocks", "comm_streams", "counts", "default_stream", "in_order", "label", "messages"),
         *("receives", "room_nbytes", "table"),
     )
 
-    def __init__(self, comm_streams: tuple[CommStream, ...], batch: Sequence[ops.Op]) -> None:
+    def __init__(
+        self,
+        comm_streams: tuple[CommStream, ...],
+        batch: Sequence[ops.Op],
+        counts: tuple[int, ...] = (1,),
+    ) -> None:
         uniform = type(batch) is ops.AllReduces
-        self.comm_streams = comm_streams
+        self.comm_streams, self.counts = comm_streams, counts
         self.label = name_of(batch[0]) if len(batch) == 1 else f"a batch of {len(batch)}"
         self.default_stream = default_stream_of(first_array(batch))
         self.in_order = freed_in_stream_order(set(map(type, _arrays(batch))))

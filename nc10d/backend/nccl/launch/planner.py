@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
+from collections import Counter
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
@@ -130,10 +131,11 @@ class LaunchPlanner:
         self._check_all(ops)
         copies = ContiguousCopies(ops, self._group.rank, self.device)
         calls = self._calls(copies.ops)
-        comm_streams = dict.fromkeys(self._comm_streams.of(op, deadline) for op in ops)
-        cached = CachedLaunch(tuple(comm_streams), ops)
+        uses = Counter(self._comm_streams.of(op, deadline) for op in ops)
+        counts = tuple(1 if each.name == COLLECTIVES else uses[each] for each in uses)
+        cached = CachedLaunch(tuple(uses), ops, counts)
         cached.room_nbytes = sum(found.room_nbytes for found in calls)
-        if all(comm_stream.comm is not None for comm_stream in comm_streams):
+        if all(comm_stream.comm is not None for comm_stream in uses):
             scales = any(getattr(getattr(op, "op", None), "factor", None) is not None for op in ops)
             known = None if cached.room_nbytes or scales else calls
             room = self._room_for(cached.room_nbytes)
