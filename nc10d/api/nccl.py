@@ -8,9 +8,10 @@
         dist.all_reduce(x)
     print(estimate.seconds)
 
-`group` is a ProcessGroup, or None for the default group; TypeError if its device arrays go by
-another backend. A function that the loaded NCCL is too old for raises UnsupportedPlatform, which
-names the first release that has it. docs/gpu/README.md tells what was run on a GPU.
+`group` is a ProcessGroup (where it has a default, the default group); TypeError if its device
+arrays go by another backend. A function that the loaded NCCL is too old for raises
+UnsupportedPlatform, which names the first release that has it. docs/gpu/README.md tells what was
+run on a GPU.
 """
 
 from __future__ import annotations

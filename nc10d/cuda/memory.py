@@ -14,7 +14,7 @@ from collections.abc import Set
 from dataclasses import replace
 from math import prod
 from operator import attrgetter
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -107,6 +107,10 @@ class DeviceArray:
             packed = np.ascontiguousarray(x)
             with on_device(self.device):
                 call("cuMemcpyHtoD", self.address, packed.ctypes.data, self.nbytes)
+
+    def __array__(self, *_: object, **__: object) -> NoReturn:
+        """Refuse NumPy's conversion, which would hide a copy: TypeError."""
+        raise TypeError("a DeviceArray lies in device memory: x.to_host() returns a copy")
 
     def to_host(self) -> HostArray:
         """Return a copy in host memory; blocks until the work queued on the default stream is done.

@@ -23,6 +23,8 @@ def located(group: Any) -> None:
         assert (type(found["w"]), found["w"].device, found["step"]) == (cuda.DeviceArray, 1, 3)
         assert np.array_equal(cuda.to_host(found["w"]), sent["w"])
         assert found["bits"].shape == (0,)
+        with pytest.raises(TypeError, match=r"in device memory: x.to_host\(\) returns a copy"):
+            np.asarray(found["w"])
     with pytest.raises(ValueError, match="no such device"):
         dist.all_gather_object(places, sent, map_location=f"cuda:{cuda.device_count()}")
 

@@ -38,7 +38,7 @@ from nc10d.base.deadline import Deadline, monotonic_ns
 from nc10d.base.signal_errors import raised_here, suppress_here
 from nc10d.base.text import in_seconds, ranks_text
 from nc10d.base.wait_report import WaitReport
-from nc10d.cuda.driver import current_device, ordinal
+from nc10d.cuda.driver import current_device, device_count, ordinal
 from nc10d.cuda.memory import device_of
 from nc10d.errors import Aborted, CollectiveTimeout, CudaError, DistError, GroupClosed, NCCLError
 from nc10d.ops import Barrier, Op, Recv, Send
@@ -60,7 +60,10 @@ def make(setup: BackendSetup) -> NcclBackend:
     as_struct(options.config, nccl)  # a mistake is raised here, and not while ranks wait
     backend = NcclBackend(setup, options, nccl)
     if setup.device is not None:
-        backend.bind(ordinal(setup.device), setup.deadline)
+        number, count = ordinal(setup.device), device_count()
+        if number >= count:
+            raise ValueError(f"device_id {setup.device!r}: this machine has {count} devices")
+        backend.bind(number, setup.deadline)
     return backend
 
 

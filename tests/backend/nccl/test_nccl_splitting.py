@@ -182,9 +182,8 @@ def a_group_whose_resources_would_be_shared_is_not_split(group: ProcessGroup) ->
 
 def mistaken_options_leave_the_group_alone(group: ProcessGroup) -> None:
     parent = bound(group)
-    options = NcclOptions(NCCLConfig(min_ctas=4))
-    with pytest.raises(ValueError, match="min_ctas needs max_ctas"):
-        parent.split_group(parts(group), backend="nccl", pg_options=options)
+    with pytest.raises(TypeError, match="pg_options of the backend 'nccl' must be NcclOptions"):
+        parent.split_group(parts(group), backend="nccl", pg_options="fast")
     works(split(parent, parts(group)))
 
 
@@ -248,6 +247,12 @@ def an_abort_frees_ranks_that_wait_for_a_rank(group: ProcessGroup) -> None:
     assert time.monotonic() - begin < LONG / 3, "the ranks waited for the deadline"
 
 
+def a_device_that_is_not_there_is_refused(group: ProcessGroup) -> None:
+    with pytest.raises(ValueError, match="device_id 'cuda:99': this machine has"):
+        dist.new_group(range(group.size), device_id="cuda:99")
+    works(bound(group))
+
+
 def calls_on_the_default_group(group: ProcessGroup) -> None:
     on_its_device(group)
     with counted() as calls:
@@ -287,6 +292,7 @@ LAWS: list[Law] = [
     a_rank_that_does_not_come_is_named,
     a_failure_within_nccl_is_one_error_on_all,
     an_abort_frees_ranks_that_wait_for_a_rank,
+    a_device_that_is_not_there_is_refused,
     calls_on_the_default_group,
 ]
 
