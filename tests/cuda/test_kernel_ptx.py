@@ -1,7 +1,7 @@
 """The PTX of the kernels has the bits of their bodies: the driver's text, run by an interpreter.
 
 A body runs on the CPU, thread by thread; its PTX runs beside it, on the same values in a GPU's
-addresses. Only the PTX of folds needs a compiler, which `make test-nccl` installs.
+addresses. The PTX of folds needs a compiler, which `make test-nccl` installs.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from nc10d.ops import AVG, BXOR, MAX, PRODUCT, SUM, ReduceOp, premul_sum
 from nc10d.testing.reference import same_bits
 from nc10d.testing.strategies import mixed_values
 
+pytestmark = needs_compilers
 Array = np.ndarray[Any, Any]
 Capability = tuple[int, int]
 F32, BF16, F16, BYTE = DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16, DType.UINT8
@@ -326,7 +327,6 @@ KNOWN = [
 ]
 
 
-@needs_compilers
 @each_text
 @pytest.mark.parametrize(("op", "dtype"), KNOWN, ids=lambda x: getattr(x, "label", str(x)))
 def test_a_fold_has_the_bits_of_its_body(

@@ -74,6 +74,12 @@ def test_gpu_check_runs_in_full(tmp_path: Path) -> None:
             assert lacking or any(part in name for name in names), (claim.text, part)
 
 
+def test_an_unknown_option_is_refused(tmp_path: Path) -> None:
+    done = check(tmp_path, "--quik")
+    assert done.returncode == 2
+    assert "unrecognized arguments: --quik" in done.stderr
+
+
 def test_without_a_gpu_every_line_tells_that_it_has_not_run(tmp_path: Path) -> None:
     done = check(tmp_path)
     if "No GPU" not in done.stdout:
