@@ -141,7 +141,7 @@ CUDA ?= 12
 GPU := .venv-gpu$(CUDA:12=)
 test-nccl: $(GPU)/test.stamp
 	NC10D_REQUIRE_NCCL=1 $(GPU)/bin/pytest tests/cuda tests/emulators tests/backend/nccl \
-	  tests/backend/staged $(ARGS)
+	  tests/backend/staged $(WORKERS) $(ARGS)
 
 # What a launch on devices costs the CPU, without a GPU.
 nccl-cost: $(GPU)/test.stamp
