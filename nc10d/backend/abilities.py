@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from nc10d.backend.shared_board import GroupMessages, SharedBoard
 from nc10d.base.deadline import Deadline
-from nc10d.errors import DistError, GroupClosed
+from nc10d.errors import DistError, GroupClosed, PeerLost
 from nc10d.store.base import Store
 
 B = TypeVar("B", covariant=True)
@@ -117,7 +117,10 @@ class OtherBackends:
 
     def peer_left(self, rank: int, within: str) -> DistError:
         """Return the error for one of the ranks that are `gone`; this rank waits in `within`."""
-        return next(self._detectors()).peer_left(rank, within)
+        detector = next(self._detectors(), None)
+        if detector is None:  # the group is closed meanwhile
+            return PeerLost(f"rank {rank} has left the group", rank=rank)
+        return detector.peer_left(rank, within)
 
     def cause(self) -> DistError | None:
         """Return the error of another backend, None if none has failed; blocks only shortly."""

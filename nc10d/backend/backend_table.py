@@ -95,7 +95,8 @@ class BackendTable:
     def await_close(self, deadline: Deadline) -> None:
         """Wait until all backends have released everything, or until `deadline`."""
         for backend in [found for each in self._closed if (found := each()) is not None]:
-            backend.await_close(deadline)
+            if not self.inherited:
+                backend.await_close(deadline)
 
     def droppable(self) -> bool:
         """Return whether all backends may be dropped now; see Backend."""

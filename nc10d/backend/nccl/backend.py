@@ -18,30 +18,24 @@ from nc10d.arrays.access import first_array
 from nc10d.backend.nccl.any_source import QueuedNcclReceive, checked
 from nc10d.backend.nccl.bindings.header_table import FUNCTIONS
 from nc10d.backend.nccl.bindings.library import Library, library
-from nc10d.backend.nccl.comm.comm_streams import (
-    COLLECTIVES,
-    NcclGroup,
-    Parent,
-    end_key,
-    launches_of,
-)
+from nc10d.backend.nccl.comm.comm_streams import COLLECTIVES, NcclGroup, Parent, calls_of, end_key
 from nc10d.backend.nccl.comm.communicator import Communicator
 from nc10d.backend.nccl.comm.options import NcclOptions, as_struct, read_options
 from nc10d.backend.nccl.device_group import DeviceGroup
 from nc10d.backend.nccl.failure import GroupFailure
 from nc10d.backend.nccl.records import NcclRecords
-from nc10d.backend.nccl.watchdog import watchdog
+from nc10d.backend.nccl.watchdog import SLOW, watchdog
 from nc10d.backend.nccl.works import NcclWork
 from nc10d.backend.protocol import Backend, BackendSetup
 from nc10d.base.call_site import called
-from nc10d.base.deadline import Deadline, monotonic_ns
+from nc10d.base.deadline import Deadline, monotonic, monotonic_ns
 from nc10d.base.signal_errors import raised_here, suppress_here
 from nc10d.base.text import in_seconds, ranks_text
 from nc10d.base.wait_report import WaitReport
 from nc10d.cuda.driver import current_device, device_count, ordinal
 from nc10d.cuda.memory import device_of
 from nc10d.errors import Aborted, CollectiveTimeout, CudaError, DistError, GroupClosed, NCCLError
-from nc10d.ops import Barrier, Op, Recv, Send
+from nc10d.ops import Barrier, Op, Recv
 from nc10d.store.base import Store
 from nc10d.store.prefix import PrefixStore
 from nc10d.work import Work
@@ -96,6 +90,7 @@ class NcclBackend(Backend):
         )
         self.device_group: DeviceGroup | None = None
         self._binding = threading.RLock()
+        self._next_look = 0.0  # when `_left` asks again which ranks are gone
         self._closed = False
         self._ended_here = False  # whether a caller on this rank was the first to end the group
         self._cut_off = False  # whether a failure has ended an operation, or may end a graph's
@@ -237,10 +232,11 @@ class NcclBackend(Backend):
         if device_group is not None:
             self._cut_off = bool(device_group.pending.busy or device_group.graphs_alive)
             device_group.pending.freeze()
+            cut_off = device_group.pending.first_calls()
             deadline, abort = Deadline.after(_ABORT_PATIENCE), device_group.comm_streams.abort
             aborted = device_group.pending.end(error, abort, deadline)
             with contextlib.suppress(DistError, OSError):  # the store may be gone
-                device_group.comm_streams.leave(aborted=True)
+                device_group.comm_streams.leave(self._failure.store, cut_off)
             if not device_group.graphs_alive:
                 aborted.wait(deadline.remaining())
         if not isinstance(error, GroupClosed):
@@ -282,29 +278,36 @@ class NcclBackend(Backend):
         return device_group.pending.pause()
 
     def _left(self, device_group: DeviceGroup) -> DistError | None:
-        """Return the error if a pending launch waits for a rank that has left the group."""
-        gone = self._others.gone()
-        if not gone or self._group.options.links == "group":  # where not all ranks launch alike
+        """Return the error if a pending operation waits for a rank that has left the group."""
+        links, now = self._group.options.links, monotonic()
+        if links == "group" or now < self._next_look:  # there not all ranks call alike
             return None
+        self._next_look = now + SLOW
+        gone = self._others.gone()
         for work in device_group.pending.oldest():
-            comm_stream = work.cached.comm_streams[0]
-            for rank in gone.intersection(comm_stream.ranks):
-                end = self._failure.stored(end_key(comm_stream.name, rank))
-                if end is not None and launches_of(end) < work.seq:
-                    entry, _ = device_group.board.awaited(work.stamp)
-                    seq = work.seq if entry is None else entry.seq
-                    within = f"{work._describe()} #{seq}"
-                    return self._others.peer_left(rank, within)
+            for comm_stream, number in zip(work.cached.comm_streams, work.numbers, strict=False):
+                for rank in () if comm_stream.captured else gone.intersection(comm_stream.ranks):
+                    key, store = end_key(comm_stream.name, rank), self._failure.store
+                    with contextlib.suppress(DistError, OSError):  # the store may be gone
+                        if store.check([key]) and calls_of(store.get(key)) < number:
+                            return self._lost(device_group, work, rank)
         return None
+
+    def _lost(self, device_group: DeviceGroup, work: NcclWork, rank: int) -> DistError:
+        name, entry = work._describe(), device_group.board.awaited(work.stamp)[0]
+        number = work.numbers[0] if entry is None else entry.seq
+        error = self._others.peer_left(rank, f"{name} #{number}")
+        error.op, error.seq = name, number
+        return error
 
     def _timeout_of(self, device_group: DeviceGroup, work: NcclWork) -> CollectiveTimeout:
         """Return the failure for a launch that has not ended by its deadline."""
         group, name = self._group, work._describe()
         entry, missing = device_group.board.awaited(work.stamp)
-        op = work.ops[0] if len(work.ops) == 1 else None
-        if isinstance(op, (Send, Recv)) and op.peer is not None:
-            missing = [op.peer]
-        seq = work.seq if entry is None else entry.seq
+        if work.cached.messages is not None:
+            sends, takes = work.cached.messages
+            missing = [peer for peer, _ in (*sends, *takes)] if len(sends) + len(takes) == 1 else []
+        seq = (*work.numbers, 0)[0] if entry is None else entry.seq
         call = called(f"{name} #{seq} of group {group.name!r}", "" if entry is None else entry.site)
         waited = None if entry is None else (monotonic_ns() - entry.begun) / 1e9
         after = "" if waited is None else f" after {in_seconds(waited)}"
@@ -369,13 +372,14 @@ class NcclBackend(Backend):
     def _end_waits_for(self) -> str:
         missing = ""
         if self.device_group and isinstance(self._failure.error, GroupClosed):
-            missing = self.device_group.comm_streams.missing()  # a failed group meets no rank
+            # A failed group meets no rank.
+            missing = self.device_group.comm_streams.missing(self._failure.store)
         return missing or "NCCL has not let go"
 
     def _release(self, device_group: DeviceGroup) -> None:
         device_group.pending.freeze()  # waits for a launch that has just begun
         try:
-            device_group.comm_streams.close(self._check_others)
+            device_group.comm_streams.close(self._failure.store, self._check_others)
         except (DistError, OSError) as error:  # a rank has died, or the store is gone
             _log.info("group %r: no more ranks come to its end: %s", self._group.name, error)
             device_group.comm_streams.abort()

@@ -332,8 +332,8 @@ class DeviceGroup:
         work.event, work.begun = ended, table.begun
         comm_streams = table.comm_streams
         for comm_stream, count in zip(comm_streams, work.cached.counts, strict=True):
-            comm_stream.launched += count
-        work.seq = comm_streams[0].launched
+            comm_stream.calls += count
+        work.numbers = tuple([comm_stream.calls for comm_stream in comm_streams])
 
     def _error(self, table: launch_table.LaunchTable, work: NcclWork, answer: int) -> DistError:
         entering = table.entering(answer)

@@ -72,20 +72,18 @@ class GroupFailure:
         if cause is not None:
             self.fail(cause, notify=False)
 
-    def stored(self, key: str) -> bytes | None:
-        """Return what the group's store has under a key, None for nothing; the watchdog calls."""
+    @property
+    def store(self) -> Store:
+        """A connection to the group's store, for short calls in any thread."""
         assert self._store is not None, "connect() comes first"
-        with contextlib.suppress(DistError, OSError):
-            return self._store.get(key) if self._store.check([key]) else None
-        return None
+        return self._store
 
     def cause_of_peers(self) -> DistError | None:
         """Return the error of the group's other backends, or of a peer, None if there is none."""
         cause = self._others.cause()
         if cause is None and not self._others.agree:
-            assert self._store is not None, "connect() comes first"
             with suppress_here(DistError, OSError):
-                cause = _published(self._store)
+                cause = _published(self.store)
         return cause
 
     def fail(self, error: DistError, notify: bool = True) -> None:

@@ -48,7 +48,7 @@ class NcclWork(DeviceWork):
 
     __slots__ = (
         *("_owner", "_seconds", "begun", "blocks", "due"),
-        *("event", "cached", "seq", "stamp", "submitted"),
+        *("event", "cached", "numbers", "stamp", "submitted"),
     )
 
     def __init__(
@@ -71,7 +71,7 @@ class NcclWork(DeviceWork):
         self.cached = cached  # keeps the memory that the calls use
         self.event = 0
         self.begun = 0
-        self.seq = 0
+        self.numbers: tuple[int, ...] = ()  # of the last call on each communicator
         self.stamp = 0  # the log entry's
         self.submitted: Event | None = None
 
@@ -140,6 +140,7 @@ class PendingWorks:
         self._light: Queues = {}
         self._hurried: set[NcclWork] = set()
         self._frozen = False
+        self._aborted: Event | None = None
         with _groups_lock:
             _groups.add(self)
 
@@ -246,6 +247,16 @@ class PendingWorks:
         """Return the oldest pending Work of each queue; any thread may call."""
         return [works[0] for works in map(list, self._queues()) if works]
 
+    def first_calls(self) -> dict[CommStream, int]:
+        """Return the number of the first pending call on each communicator; any thread may call."""
+        found: dict[CommStream, int] = {}
+        for work in self.oldest():
+            cached = work.cached
+            calls = zip(cached.comm_streams, cached.counts, work.numbers, strict=False)
+            for comm_stream, count, last in calls:  # none of a launch that is deferred
+                found[comm_stream] = min(last - count + 1, found.get(comm_stream, last))
+        return found
+
     def drain(self, deadline: Deadline) -> None:
         """Block until all pending Works have ended; raises their failure, or CollectiveTimeout."""
         for work in self._all():
@@ -275,6 +286,7 @@ class PendingWorks:
         """
         relax_capture_mode()  # the thread is one of the group's end
         works, aborted = self._all(), Event()
+        self._aborted = aborted
         name = "nc10d-nccl-abort"
         Thread(target=_abort, args=(abort, aborted, works), name=name, daemon=True).start()
         # NCCL's abort stops kernels first, and then may wait long, for example for CUDA graphs.
@@ -304,7 +316,10 @@ def ended_later(device: int) -> Callable[[], bool]:
     with _groups_lock:
         groups = [group for group in _groups if group.device == device]
     works = [work for group in groups for work in group._all()]
-    return lambda: all(work._state != PENDING for work in works)
+    aborts = [group._aborted for group in groups if group._aborted is not None]
+    return lambda: (
+        all(work._state != PENDING for work in works) and all(each.is_set() for each in aborts)
+    )
 
 
 def _senders(ops: Sequence[Op]) -> object:

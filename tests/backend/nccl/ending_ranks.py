@@ -253,6 +253,21 @@ def a_rank_that_leaves_ends_what_waits_for_it(group: ProcessGroup) -> None:
     assert time.monotonic() - begin < SOON, "the rank that leaves waits for one that has failed"
 
 
+def what_leaving_cuts_off_counts_for_nothing(group: ProcessGroup) -> None:
+    mine, x = used(group), ones(group)
+    if not group.rank:
+        mine.all_reduce(x, async_op=True)
+        mine.close()
+        once(group, "left")
+    else:
+        after(group, "left")
+        with pytest.raises(
+            PeerLost, match=r"rank 0 has left .* waits for it in all_reduce"
+        ):
+            mine.all_reduce(x, async_op=True).wait_blocking(LONG)
+        mine.close()
+
+
 def a_first_call_is_not_captured(group: ProcessGroup) -> None:
     mine, x, stream = dist.new_group(), ones(group), cuda.Stream(device(group))
     assert isinstance(mine, ProcessGroup)
@@ -311,6 +326,7 @@ def a_barrier_is_not_captured(group: ProcessGroup) -> None:
 
 ENDINGS = [
     a_rank_that_leaves_ends_what_waits_for_it,
+    what_leaving_cuts_off_counts_for_nothing,
     a_first_call_is_not_captured,
     an_error_that_no_call_has_raised_is_logged,
     who_aborts_knows_why,

@@ -193,7 +193,7 @@ def both_sides_count_the_same_messages(group: ProcessGroup) -> None:
     assert isinstance(backend, NcclBackend)
     link = backend.started.comm_streams.find("0-1")
     assert link is not None
-    assert link.launched == 3
+    assert link.calls == 3
     dist.destroy_process_group(mine)
 
 

@@ -120,17 +120,17 @@ def nc10d_nccl_enter(caller, call):  # type: ignore[no-untyped-def]
 
 
 @compiled_callback("int64(int64, int64, int64)")
-def nc10d_nccl_link(link, tag, size):  # type: ignore[no-untyped-def]
+def nc10d_nccl_link(link, tag, content):  # type: ignore[no-untyped-def]
     """Number a message on its link, and compare it with the peer's; see TAGS_DIFFER."""
     number = load(link + LINK_NUMBER) + 1
     store(link + LINK_NUMBER, number)
     own, place = load(link + LINK_OWN), load_acquire(load(link + LINK_WORD))
-    chain = (load(link + LINK_CHAIN) * _MIXING + tag) * _MIXING + size
+    chain = (load(link + LINK_CHAIN) * _MIXING + tag) * _MIXING + content
     store(link + LINK_CHAIN, chain)
     at_slot = 8 + 32 * (number & (LINKED - 1))
     store_release(own + at_slot, 0)
     store_release(own + at_slot + 8, tag)
-    store_release(own + at_slot + 16, size)
+    store_release(own + at_slot + 16, content)
     store_release(own + at_slot + 24, chain)
     exchange(own + at_slot, number)  # a full fence, as above
     if place == 0:

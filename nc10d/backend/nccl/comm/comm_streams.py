@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nc10d.backend.abilities import OtherBackends
@@ -40,7 +40,7 @@ WINDOWS = "windows"
 _OLD = "old"  # in the store: a communicator grows, and which ranks that one has
 _GO = "go"
 _ALONE = OtherBackends()
-_UNCOUNTED = 2**63
+_UNCOUNTED = 2**63  # calls of a rank that may have made any number
 _ABORTED = " aborted"  # so a communicator has ended whose operations were under way
 _SLICE = 0.2  # seconds between looks at the group while the ranks meet at their end
 
@@ -82,8 +82,8 @@ class CommStream:
         self.event = event
         self.comm: Communicator | None = None
         self.queue: deque[Any] = deque()
-        self.launched = 0
-        self.captured = False  # whether launches are in CUDA graphs, which run uncounted
+        self.calls = 0  # of all collectives in a launch one, and each message
+        self.captured = False  # whether calls are in CUDA graphs, which run uncounted
         self.settled = Event()  # the communicator has been formed, or never will be
         self._stream = stream
         self.stream = stream.handle
@@ -202,29 +202,31 @@ class CommStreams:
             comm_stream.queue.clear()
         abort_all([comm_stream.formed for comm_stream in self._formed_streams()])
 
-    def leave(self, aborted: bool = False) -> None:
-        """Publish that this rank's communicators end, after how many launches each."""
-        self._ended = True
-        with contextlib.closing(self._group.store.clone()) as store:
-            for comm_stream in self._formed_streams():
-                key = end_key(comm_stream.name, self._group.rank)
-                launched = _UNCOUNTED if comm_stream.captured else comm_stream.launched
-                store.set(key, f"{launched}{_ABORTED if aborted else ''}")
+    def leave(self, store: Store, cut_off: Mapping[CommStream, int] | None = None) -> None:
+        """Publish that this rank's communicators end, and after how many calls each.
 
-    def close(self, check: Callable[[], None]) -> None:
+        `cut_off` is the first call on a communicator that an abort ends; None without an abort.
+        """
+        self._ended = True
+        for each in self._formed_streams():
+            calls = each.calls if cut_off is None else cut_off.get(each, each.calls + 1) - 1
+            end = f"{_UNCOUNTED if each.captured else calls}{'' if cut_off is None else _ABORTED}"
+            store.set(end_key(each.name, self._group.rank), end)
+
+    def close(self, store: Store, check: Callable[[], None]) -> None:
         """Close all communicators, after all their ranks have left; no operation is in flight.
 
         NCCL's destroy waits for the other ranks of a node (its guide, ncclCommDestroy), so the
         ranks meet in the store first. `check` is called meanwhile; an error that it raises, and one
         of the store, leaves the communicators open.
         """
-        self.leave()
+        self.leave(store)
         formed = self._formed_streams()
         keys = [end_key(each.name, rank) for each in formed for rank in each.ranks]
-        with contextlib.closing(self._group.store.clone()) as store:
-            while not wait_for_keys(store, keys, _SLICE):
+        with contextlib.closing(store.clone()) as mine:  # `store` is not for long waits
+            while not wait_for_keys(mine, keys, _SLICE):
                 check()
-            ends = [store.get(key).decode() for key in keys]
+            ends = [mine.get(key).decode() for key in keys]
         if any(end.endswith(_ABORTED) for end in ends):
             self.abort()
             return
@@ -232,12 +234,12 @@ class CommStreams:
             comm_stream.formed.close()
 
     @off_main
-    def missing(self) -> str:
-        """Return which ranks `close` waits for, "" for none."""
-        formed, store = self._formed_streams(), self._group.store
+    def missing(self, store: Store) -> str:
+        """Return which ranks `close` waits for, "" for none, or if the store is gone."""
+        formed = self._formed_streams()
         ends = [(rank, end_key(each.name, rank)) for each in formed for rank in each.ranks]
-        with contextlib.suppress(DistError, OSError), contextlib.closing(store.clone()) as mine:
-            absent = sorted({rank for rank, key in ends if not mine.check([key])})
+        with contextlib.suppress(DistError, OSError):
+            absent = sorted({rank for rank, key in ends if not store.check([key])})
             if absent:
                 return f"{ranks_text(absent)} did not destroy group {self._group.name!r}"
         return ""
@@ -260,12 +262,12 @@ def _use(name: str) -> str:
 
 
 def end_key(name: str, rank: int) -> str:
-    """Return the store's key under which a rank that leaves a communicator counts its launches."""
+    """Return the store's key under which a rank that leaves a communicator counts its calls."""
     return f"{name}/end/{rank}"
 
 
-def launches_of(end: bytes) -> int:
-    """Return the launches that a rank has counted so."""
+def calls_of(end: bytes) -> int:
+    """Return the calls that a rank has counted under `end_key`."""
     return int(end.decode().removesuffix(_ABORTED))
 
 

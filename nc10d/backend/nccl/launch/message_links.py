@@ -48,19 +48,19 @@ class _Link(NamedTuple):
 
 
 class _Message(NamedTuple):
-    """A message's tag and size (see `_size`), and the hash over this and all before on its link."""
+    """A message's tag, content (see `_content`), and the hash over this and all before it."""
 
     tag: int
-    size: int
+    content: int
     chain: int
 
     @property
     def text(self) -> str:
         """What the message has: bytes, elements, tag."""
-        kind = self.size & 255
+        kind = self.content & 255
         known = None if kind >= _RECORDS else element_by_code(kind)
         label = "records" if known is None else known.label
-        return f"{self.size >> 8} bytes of {label} with tag {self.tag}"
+        return f"{self.content >> 8} bytes of {label} with tag {self.tag}"
 
 
 class _StoreTexts:
@@ -102,7 +102,7 @@ class MessageLinks:
         if not self._compares or not isinstance(op, (Send, Recv)):
             return ()
         words = self._link(op).words
-        return nc10d_nccl_link.address, words.buffer_info()[0], op.tag, _size(as_buffer(op.x))
+        return nc10d_nccl_link.address, words.buffer_info()[0], op.tag, _content(as_buffer(op.x))
 
     def stop_comparing(self, op: Op) -> None:
         """Compare no more messages of an operation's link: a graph repeats some of them."""
@@ -131,7 +131,7 @@ class MessageLinks:
         return _Link(peer, sends, there is not nowhere, array("q", words))
 
     def mismatch(self, op: Op) -> CollectiveMismatch:
-        """Return the error for a message whose tag or size differs from the peer's."""
+        """Return the error for a message whose tag or content differs from the peer's."""
         assert isinstance(op, (Send, Recv)), "only messages are compared"
         link = self._link(op)
         number, (_, word, base, offset, *_) = link.words[_NUMBER], link.words
@@ -150,7 +150,7 @@ class MessageLinks:
         return CollectiveMismatch(
             f"ranks disagree on {which} #{number} on devices of group {group.name!r}: rank {src} "
             f"sends {sent.text}, rank {dst} receives {wanted.text}"
-            f"{advice if sent.size == wanted.size else ''}",
+            f"{advice if sent.content == wanted.content else ''}",
             rank=link.peer,
             group=group.name,
             op="send" if link.sends else "recv",
@@ -174,7 +174,7 @@ class MessageLinks:
             own, other = ("sent", "received") if link.sends else ("received", "sent")
             if self._told.get(key := f"{_KEY}/{own}/{here}/{there}") != number:
                 self._told[key] = number
-                texts.set(key, f"{number} {mine.tag} {mine.size} {mine.chain}", (there,))
+                texts.set(key, f"{number} {mine.tag} {mine.content} {mine.chain}", (there,))
             told = texts.value(f"{_KEY}/{other}/{there}/{here}")
             if told is not None:
                 at, *message = map(int, told.split())
@@ -183,14 +183,14 @@ class MessageLinks:
         return None
 
 
-def _size(buffer: Buffer) -> int:
+def _content(buffer: Buffer) -> int:
     """Return bytes and element type in one word."""
     code = buffer.dtype.code
     return buffer.nbytes << 8 | (code if code < _RECORDS else _RECORDS + code % _RECORDS)
 
 
 def _slot(link: int, number: int) -> list[int]:
-    """Return the number, tag, size and hash in a message's place of a link's part of a board."""
+    """Return the number, tag, content and hash in a message's place of a link's part of a board."""
     at = link + 8 + 32 * (number % entering.LINKED)
     return [*(ctypes.c_int64 * 4).from_address(at)]
 
