@@ -258,12 +258,10 @@ def what_leaving_cuts_off_counts_for_nothing(group: ProcessGroup) -> None:
     if not group.rank:
         mine.all_reduce(x, async_op=True)
         mine.close()
-        once(group, "left")
+        once(group, "cut off")
     else:
-        after(group, "left")
-        with pytest.raises(
-            PeerLost, match=r"rank 0 has left .* waits for it in all_reduce"
-        ):
+        after(group, "cut off")
+        with pytest.raises(PeerLost, match=r"rank 0 has left .* waits for it in all_reduce"):
             mine.all_reduce(x, async_op=True).wait_blocking(LONG)
         mine.close()
 
