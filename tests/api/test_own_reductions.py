@@ -16,7 +16,7 @@ from nc10d.group.process_group import ProcessGroup
 from nc10d.testing import Ranks, reference, run_local, run_ranks
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3, 4])
+@pytest.fixture(scope="module", params=[1, 2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def ranks(request: pytest.FixtureRequest) -> Any:
     with Ranks(request.param) as found:
         yield found

@@ -80,6 +80,7 @@ def test_bits_do_not_depend_on_mode_layout_rank_or_run(
             all_the_same(answers, wanted)
 
 
+@pytest.mark.slow
 def test_processes_get_the_bits_that_threads_get() -> None:
     with Ranks(3, "processes") as processes:
         for count in (37, 90_001):

@@ -34,8 +34,9 @@ def play(cases: list[Case], size: int, slot: int, seed: int) -> None:
     play_in(SimulatedWorld(size, slot), cases, random.Random(seed).randrange)
 
 
-# Larger worlds are slower: sizes from 33 to 63 need a long campaign.
-SIZES = [pytest.param(n, marks=pytest.mark.long if 33 < n < 63 else ()) for n in range(1, 66)]
+# Larger worlds are slower: sizes from 34 to 62 need a long campaign, and 65 is of the slow tests.
+MARKS = {65: pytest.mark.slow} | dict.fromkeys(range(34, 63), pytest.mark.long)
+SIZES = [pytest.param(n, marks=MARKS.get(n, ())) for n in range(1, 66)]
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -110,6 +110,7 @@ LARGEST = {dtype: np.finfo(dtype.numpy).max for dtype in WIDE}
 LEAST = {dtype: np.finfo(dtype.numpy).smallest_subnormal for dtype in WIDE}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", WIDE)
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_block_of_equal_elements_fits_the_accumulators(dtype: DType, sign: int) -> None:
