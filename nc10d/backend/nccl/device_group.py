@@ -331,9 +331,15 @@ class DeviceGroup:
             work.stamp = table.caller.words[STAMP]
         work.event, work.begun = ended, table.begun
         comm_streams = table.comm_streams
-        for comm_stream, count in zip(comm_streams, work.cached.counts, strict=True):
-            comm_stream.calls += count
-        work.numbers = tuple([comm_stream.calls for comm_stream in comm_streams])
+        counts = work.cached.counts
+        if len(counts) == 1:  # written out: most launches
+            main = comm_streams[0]
+            main.calls = number = main.calls + counts[0]
+            work.numbers = (number,)
+        else:
+            for comm_stream, count in zip(comm_streams, counts, strict=True):
+                comm_stream.calls += count
+            work.numbers = tuple([comm_stream.calls for comm_stream in comm_streams])
 
     def _error(self, table: launch_table.LaunchTable, work: NcclWork, answer: int) -> DistError:
         entering = table.entering(answer)
