@@ -307,8 +307,9 @@ def a_forked_child_waits_for_no_group_of_its_parent(group: ProcessGroup) -> None
             status = 0 if time.monotonic() - begin < SOON else 2
         finally:
             os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     once(group, "forked")
+    assert code == 0, code
 
 
 def a_barrier_is_not_captured(group: ProcessGroup) -> None:
