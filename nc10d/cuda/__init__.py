@@ -21,7 +21,8 @@ because its communicator can't be formed amid a capture:
         _, graph = driver.cuStreamEndCapture(stream.handle)
 
 The layer needs no framework, and importing it imports nothing of CUDA. The first call that needs
-the driver loads the driver; UnsupportedPlatform names a missing part.
+the driver loads the driver; UnsupportedPlatform names a missing part. A process that is forked from
+one that has used CUDA can't use CUDA (UnsupportedPlatform), and frees nothing of its parent's.
 """
 
 from nc10d.cuda.driver import available as available

@@ -25,10 +25,19 @@ SUCCESS, NOT_READY, _INVALID_CONTEXT = 0, 600, 201
 """The driver API's results (cuda.h): CUDA_SUCCESS, and CUDA_ERROR_ with these names."""
 
 
+_of_parent: list[object] = []
+"""The driver of the process that forked this process, if that one had used CUDA."""
+
+
 @functools.cache
 @off_main
 def driver() -> Any:
     """Return the module cuda.bindings.driver, initialised; UnsupportedPlatform if it can't be."""
+    if _of_parent:
+        raise UnsupportedPlatform(
+            f"CUDA can't be used in process {os.getpid()}, which was forked from one that had used "
+            "CUDA: start processes by spawn, or fork first"
+        )
     library = os.environ.get("NC10D_CUDA_LIBRARY")
     if library:
         # cuda.bindings opens libcuda.so.1: the loader returns the library already loaded so.
@@ -47,6 +56,20 @@ def driver() -> Any:
     if code != SUCCESS:
         raise UnsupportedPlatform(f"CUDA can't be used on this machine: cuInit: {code.name}")
     return driver
+
+
+def inherited() -> bool:
+    """Return whether the driver is the parent's: this process can neither use nor free anything."""
+    return bool(_of_parent)
+
+
+def _disown() -> None:
+    if driver.cache_info().currsize:
+        _of_parent.append(driver())
+        driver.cache_clear()
+
+
+os.register_at_fork(after_in_child=_disown)
 
 
 def call(name: str, *arguments: Any) -> Any:

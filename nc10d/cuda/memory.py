@@ -22,7 +22,7 @@ import numpy.typing as npt
 from nc10d.arrays.buffer import Buffer, as_buffer, is_packed, packed_strides, register
 from nc10d.arrays.dtypes import DType, ElementType, RecordType, element_of
 from nc10d.cuda import streams
-from nc10d.cuda.driver import call, current_device, device_at, on_device, ordinal
+from nc10d.cuda.driver import call, current_device, device_at, inherited, on_device, ordinal
 from nc10d.cuda.streams import StreamKey, stream_of
 
 HostArray = np.ndarray[Any, np.dtype[Any]]
@@ -294,6 +294,8 @@ def _free(device: int, address: int) -> None:
     # Free in the default stream's order. cuMemFree would wait for the whole device, which may
     # itself wait for messages that this process has yet to send. While a blocking stream is
     # captured, the default stream takes no work: the next call frees the memory, too.
+    if inherited():
+        return
     _dropped.append((device, address))
     with contextlib.suppress(IndexError):  # another thread frees the rest
         while True:

@@ -16,7 +16,15 @@ import weakref
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple, TypeVar
 
-from nc10d.cuda.driver import call, context, current_device, driver, event_pool, on_device
+from nc10d.cuda.driver import (
+    call,
+    context,
+    current_device,
+    driver,
+    event_pool,
+    inherited,
+    on_device,
+)
 from nc10d.errors import CudaError
 
 T = TypeVar("T")
@@ -63,6 +71,8 @@ class Stream:
 
 
 def _destroy(device: int, made: object) -> None:
+    if inherited():
+        return
     with on_device(device):
         call("cuStreamDestroy", made)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import threading
@@ -19,7 +20,7 @@ from nc10d.base import wait_report
 from nc10d.base.deadline import Deadline
 from nc10d.cuda import captured_graphs
 from nc10d.cuda.driver import call, driver
-from nc10d.errors import Aborted, DistError, GroupClosed, PeerLost
+from nc10d.errors import Aborted, DistError, GroupClosed, PeerLost, UnsupportedPlatform
 from nc10d.group import ending
 from nc10d.group.process_group import ProcessGroup
 from nc10d.ops import Barrier
@@ -290,17 +291,25 @@ def who_aborts_knows_why(group: ProcessGroup) -> None:
     assert not lines
 
 
-def a_forked_child_waits_for_no_group_of_its_parent(group: ProcessGroup) -> None:
+def a_forked_child_leaves_its_parents_groups_and_devices_alone(group: ProcessGroup) -> None:
     mine = used(group)
     if group.rank:
         after(group, "forked")
         dist.destroy_process_group(mine)
         return
     dist.destroy_process_group(mine)
+    kept = [cuda.Stream(device(group)), ones(group)]
+    kept.append(kept)  # a cycle: a collection in the child frees both
+    del kept
     child = os.fork()
     if not child:
         status = 1
         try:
+            gc.collect()
+            with pytest.raises(
+                UnsupportedPlatform, match="which was forked from one that had used"
+            ):
+                ones(group)
             begin = time.monotonic()
             dist.init_process_group("fake", rank=0, world_size=1)
             dist.destroy_process_group()
@@ -329,7 +338,7 @@ ENDINGS = [
     a_first_call_is_not_captured,
     an_error_that_no_call_has_raised_is_logged,
     who_aborts_knows_why,
-    a_forked_child_waits_for_no_group_of_its_parent,
+    a_forked_child_leaves_its_parents_groups_and_devices_alone,
     a_barrier_is_not_captured,
     a_graph_that_runs_ends_with_its_group,
     live_graphs_are_named_and_hold_no_waiter,
