@@ -59,7 +59,7 @@ OFF_MAIN = {
     "backend/nccl/backend.py:_end": _OWN_THREAD,
     "backend/nccl/backend.py:_release": _OWN_THREAD,
     "backend/nccl/failure.py:_notify_peers": _OWN_THREAD,
-    "backend/nccl/backend.py:_left": "the watchdog calls",
+    "backend/nccl/awaited_ranks.py": "the watchdog calls",
     "backend/nccl/launch/message_links.py:set": "the watchdog calls",
     "backend/nccl/launch/message_links.py:value": "the watchdog calls",
     "backend/nccl/registered_memory.py:_give_back": _OWN_THREAD,

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 DEFAULT_TIMEOUT = 30 * 60.0
 """Seconds that an operation may take by default; c10d's value."""
-
-
 _PATIENCE_AMID_ERRORS = 1.0  # seconds that a rank waits for others then, instead of CLOSE_PATIENCE
 
 

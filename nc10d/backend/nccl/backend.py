@@ -18,23 +18,22 @@ from nc10d.arrays.access import first_array
 from nc10d.backend.nccl.any_source import QueuedNcclReceive, checked
 from nc10d.backend.nccl.bindings.header_table import FUNCTIONS
 from nc10d.backend.nccl.bindings.library import Library, library
-from nc10d.backend.nccl.comm.comm_streams import COLLECTIVES, NcclGroup, Parent, calls_of, end_key
+from nc10d.backend.nccl.comm.comm_meeting import Parent
+from nc10d.backend.nccl.comm.comm_streams import COLLECTIVES, NcclGroup
 from nc10d.backend.nccl.comm.communicator import Communicator
 from nc10d.backend.nccl.comm.options import NcclOptions, as_struct, read_options
 from nc10d.backend.nccl.device_group import DeviceGroup
 from nc10d.backend.nccl.failure import GroupFailure
 from nc10d.backend.nccl.records import NcclRecords
-from nc10d.backend.nccl.watchdog import SLOW, watchdog
+from nc10d.backend.nccl.watchdog import watchdog
 from nc10d.backend.nccl.works import NcclWork
 from nc10d.backend.protocol import Backend, BackendSetup
-from nc10d.base.call_site import called
-from nc10d.base.deadline import Deadline, monotonic, monotonic_ns
+from nc10d.base.deadline import Deadline
 from nc10d.base.signal_errors import raised_here, suppress_here
-from nc10d.base.text import in_seconds, ranks_text
 from nc10d.base.wait_report import WaitReport
 from nc10d.cuda.driver import current_device, device_count, ordinal
 from nc10d.cuda.memory import device_of
-from nc10d.errors import Aborted, CollectiveTimeout, CudaError, DistError, GroupClosed, NCCLError
+from nc10d.errors import Aborted, CudaError, DistError, GroupClosed, NCCLError
 from nc10d.ops import Barrier, Op, Recv
 from nc10d.store.base import Store
 from nc10d.store.prefix import PrefixStore
@@ -90,7 +89,6 @@ class NcclBackend(Backend):
         )
         self.device_group: DeviceGroup | None = None
         self._binding = threading.RLock()
-        self._next_look = 0.0  # when `_left` asks again which ranks are gone
         self._closed = False
         self._ended_here = False  # whether a caller on this rank was the first to end the group
         self._cut_off = False  # whether a failure has ended an operation, or may end a graph's
@@ -269,60 +267,13 @@ class NcclBackend(Backend):
             return None
         late = device_group.pending.late()
         if late is not None:
-            self.fail(self._timeout_of(device_group, late))
+            self.fail(device_group.awaited.timeout(late))
         elif device_group.pending.busy or device_group.graphs_alive:
             self._failure.poll()
-            left = self._left(device_group)
+            left = device_group.awaited.left(self._failure.store)
             if left is not None:
                 self.fail(left)
         return device_group.pending.pause()
-
-    def _left(self, device_group: DeviceGroup) -> DistError | None:
-        """Return the error if a pending operation waits for a rank that has left the group."""
-        links, now = self._group.options.links, monotonic()
-        if links == "group" or now < self._next_look:  # there not all ranks call alike
-            return None
-        self._next_look = now + SLOW
-        gone = self._others.gone()
-        for work in device_group.pending.oldest():
-            for comm_stream, number in zip(work.cached.comm_streams, work.numbers, strict=False):
-                for rank in () if comm_stream.captured else gone.intersection(comm_stream.ranks):
-                    key, store = end_key(comm_stream.name, rank), self._failure.store
-                    with contextlib.suppress(DistError, OSError):  # the store may be gone
-                        if store.check([key]) and calls_of(store.get(key)) < number:
-                            return self._lost(device_group, work, rank)
-        return None
-
-    def _lost(self, device_group: DeviceGroup, work: NcclWork, rank: int) -> DistError:
-        name, entry = work._describe(), device_group.board.awaited(work.stamp)[0]
-        number = work.numbers[0] if entry is None else entry.seq
-        error = self._others.peer_left(rank, f"{name} #{number}")
-        error.op, error.seq = name, number
-        return error
-
-    def _timeout_of(self, device_group: DeviceGroup, work: NcclWork) -> CollectiveTimeout:
-        """Return the failure for a launch that has not ended by its deadline."""
-        group, name = self._group, work._describe()
-        entry, missing = device_group.board.awaited(work.stamp)
-        if work.cached.messages is not None:
-            sends, takes = work.cached.messages
-            missing = [peer for peer, _ in (*sends, *takes)] if len(sends) + len(takes) == 1 else []
-        seq = (*work.numbers, 0)[0] if entry is None else entry.seq
-        call = called(f"{name} #{seq} of group {group.name!r}", "" if entry is None else entry.site)
-        waited = None if entry is None else (monotonic_ns() - entry.begun) / 1e9
-        after = "" if waited is None else f" after {in_seconds(waited)}"
-        whom = f", waiting for {ranks_text(missing)}" if missing else ""
-        latest, last = self._others.whereabouts()
-        return CollectiveTimeout(
-            f"{call} timed out on rank {group.rank}{after}{whom}{latest}",
-            rank=missing[0] if missing else group.rank,
-            pid=None if missing else os.getpid(),
-            group=group.name,
-            op=name,
-            seq=seq,
-            waited=waited,
-            last=last or None,
-        )
 
     def _check_communicators(self, device_group: DeviceGroup) -> None:
         for comm_stream in device_group.comm_streams.all():

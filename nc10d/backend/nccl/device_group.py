@@ -9,16 +9,11 @@ from typing import NamedTuple
 from nc10d.arrays.access import first_array
 from nc10d.backend.cpu.engine.call_sites import SITES
 from nc10d.backend.nccl.any_source import Senders
+from nc10d.backend.nccl.awaited_ranks import AwaitedRanks
 from nc10d.backend.nccl.bindings import native
 from nc10d.backend.nccl.bindings.entering import NEW_SITE, TAGS_DIFFER
-from nc10d.backend.nccl.comm.comm_streams import (
-    COLLECTIVES,
-    CommStream,
-    CommStreams,
-    NcclGroup,
-    Parent,
-    meet,
-)
+from nc10d.backend.nccl.comm.comm_meeting import Parent, meet
+from nc10d.backend.nccl.comm.comm_streams import COLLECTIVES, CommStream, CommStreams, NcclGroup
 from nc10d.backend.nccl.comm.communicator import Communicator
 from nc10d.backend.nccl.comm.options import NcclOptions, shares
 from nc10d.backend.nccl.launch import launch_table
@@ -71,6 +66,7 @@ class DeviceGroup:
         self.board = self._planner.board
         self.senders = Senders(group.rank, group.size, group.others.messages(), group.options.links)
         self.pending = PendingWorks(self._pool, group.fail, self.board.ended)
+        self.awaited = AwaitedRanks(group, self.pending, self.board)
         self._graphs: set[CapturedGraph] = set()  # replaced, and never changed
         self._context = launch_table.DeviceContext(device)
         self._device_rows = self._context.address

@@ -23,7 +23,7 @@ from nc10d import cuda
 from nc10d.arrays.dtypes import DType
 from nc10d.backend.nccl.bindings import native
 from nc10d.backend.nccl.bindings.library import library
-from nc10d.backend.nccl.comm.comm_streams import wait_for_ranks
+from nc10d.backend.nccl.comm.comm_meeting import wait_for_ranks
 from nc10d.backend.nccl.comm.communicator import Communicator
 from nc10d.base.deadline import Deadline
 from nc10d.cuda.driver import address, call, driver

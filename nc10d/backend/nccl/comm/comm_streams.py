@@ -18,18 +18,18 @@ from typing import Any, NamedTuple
 
 from nc10d.backend.abilities import OtherBackends
 from nc10d.backend.nccl.bindings.library import Library
+from nc10d.backend.nccl.comm.comm_meeting import OLD, Parent, wait_for_ranks
 from nc10d.backend.nccl.comm.communicator import Communicator, abort_all
 from nc10d.backend.nccl.comm.options import NcclOptions
 from nc10d.base.deadline import Deadline
 from nc10d.base.run_to_end import off_main
 from nc10d.base.signal_errors import Event, Thread
 from nc10d.base.text import ranks_text
-from nc10d.base.wait_report import WaitReport
 from nc10d.cuda.driver import EventPool, on_device
 from nc10d.cuda.streams import Stream
-from nc10d.errors import DistError, RendezvousError
+from nc10d.errors import DistError
 from nc10d.ops import Op, Recv, Send
-from nc10d.store.arrival import arrive, wait_for_keys
+from nc10d.store.arrival import wait_for_keys
 from nc10d.store.base import Store
 from nc10d.store.prefix import PrefixStore
 
@@ -37,20 +37,9 @@ COLLECTIVES = "all"
 """The name of the communicator for a group's collectives."""
 WINDOWS = "windows"
 """The name of the communicator for a group's one-sided operations, which wait for signals."""
-_OLD = "old"  # in the store: a communicator grows, and which ranks that one has
-_GO = "go"
-_ALONE = OtherBackends()
 _UNCOUNTED = 2**63  # calls of a rank that may have made any number
 _ABORTED = " aborted"  # so a communicator has ended whose operations were under way
 _SLICE = 0.2  # seconds between looks at the group while the ranks meet at their end
-
-
-class Parent(NamedTuple):
-    """The communicator that a group grows from, and this rank's place there."""
-
-    communicator: Communicator
-    rank: int
-    size: int
 
 
 class NcclGroup(NamedTuple):
@@ -180,11 +169,11 @@ class CommStreams:
             parent = self._group.parent if comm_stream.name == COLLECTIVES else None
             check = self._group.check
             if parent is not None:
-                keys.set(f"{_OLD}/{rank}", f"{parent.rank} of {parent.size}")
-                keys.set(_OLD, "")
+                keys.set(f"{OLD}/{rank}", f"{parent.rank} of {parent.size}")
+                keys.set(OLD, "")
             meeting = keys, library, name, rank, size, deadline, check, self._group.others
             unique = wait_for_ranks(*meeting, parent, ranks)
-            grows = comm_stream.name == COLLECTIVES and keys.check([_OLD])
+            grows = comm_stream.name == COLLECTIVES and keys.check([OLD])
         finally:
             store.close()
         config, device = self._group.options.config, self._pool.device
@@ -269,88 +258,3 @@ def end_key(name: str, rank: int) -> str:
 def calls_of(end: bytes) -> int:
     """Return the calls that a rank has counted under `end_key`."""
     return int(end.decode().removesuffix(_ABORTED))
-
-
-def meet(
-    store: Store,
-    name: str,
-    rank: int,
-    size: int,
-    deadline: Deadline,
-    check: Callable[[], None],
-    others: OtherBackends = _ALONE,
-    conclude: Callable[[], str] = lambda: _GO,
-    members: Sequence[int] | None = None,
-) -> None:
-    """Wait until all `size` ranks have called with a store of their own.
-
-    NCCL waits for a missing rank for ever. So the ranks count themselves in the store. The last
-    rank to arrive writes the permission to go on, `conclude()`, which may be a reason not to; a
-    rank that gives up writes the reason. The first of these entries holds for all ranks.
-
-    `name` is what the ranks come to, in errors, which number ranks as `members` do. `check` is
-    called meanwhile and raises if waiting has become pointless, and so do ranks that have not come
-    and are gone, as `others` know. RendezvousError, the same on all ranks, names the ranks that had
-    not arrived by the first deadline.
-    """
-    store.set(f"here/{rank}", "")
-    names = range(size) if members is None else members
-    report = WaitReport(f"rank {names[rank]}", deadline)
-
-    def missing() -> str:
-        ranks = [names[other] for other in range(size) if not store.check([f"here/{other}"])]
-        return f"{ranks_text(ranks)} did not come to {name}"
-
-    def check_and_tell() -> None:
-        check()
-        for gone in others.gone().intersection(names):
-            if not store.check([f"here/{names.index(gone)}"]):
-                raise others.peer_left(gone, name)
-        report.look(missing)
-
-    def give_up() -> str:
-        return report.timed_out(missing())
-
-    outcome = arrive(store, size, conclude, give_up, deadline, check_and_tell)
-    if outcome != _GO.encode():
-        raise RendezvousError(outcome.decode(errors="replace"))
-
-
-def wait_for_ranks(
-    store: Store,
-    library: Library,
-    name: str,
-    rank: int,
-    size: int,
-    deadline: Deadline,
-    check: Callable[[], None],
-    others: OtherBackends = _ALONE,
-    parent: Parent | None = None,
-    members: Sequence[int] | None = None,
-) -> bytes:
-    """Meet all ranks of a new communicator; return its unique id. See `meet`."""
-    if rank == 0:
-        made = library.unique_id() if parent is None else parent.communicator.growth_id()
-        store.set("id", made)
-    conclude = functools.partial(_conclusion, store, name, size)
-    meet(store, name, rank, size, deadline, check, others, conclude, members)
-    return store.get("id")
-
-
-def _conclusion(store: Store, name: str, size: int) -> str:
-    """Return the permission to go on, or why a communicator can't grow to these ranks."""
-    if not store.check([_OLD]):
-        return _GO
-    places = {
-        rank: store.get(f"{_OLD}/{rank}").decode()
-        for rank in range(size)
-        if store.check([f"{_OLD}/{rank}"])
-    }
-    wanted = {rank: f"{rank} of {len(places)}" for rank in range(len(places))}
-    if places == wanted and len(places) < size:
-        return _GO
-    found = ", ".join(f"rank {rank} was {place}" for rank, place in places.items())
-    return (
-        f"{name} can't grow ({found}): all ranks of the group that grows name it by "
-        "NcclOptions(grow_from=...), keep their numbers, and new ranks follow them"
-    )
