@@ -6,9 +6,9 @@
     python tools/torch_suite.py --ranks 2 all_reduce       # tests with these letters in their names
     python tools/torch_suite.py --ranks 4 --more           # and tests that only MPI has to pass
 
-torch decides at import which tests a backend runs, so its module is imported under gloo's name.
-Afterwards its tests make groups of the given backend. Ranks are forked from this process, which
-has imported torch but computed nothing: a test takes a second instead of the import of N torches.
+The tests run as they stand and name gloo: nc10d.torch.replace_gloo() makes their groups nc10d's.
+Ranks are forked from this process, which has imported torch but computed nothing: a test takes a
+second instead of the import of N torches.
 A test that takes longer than --limit seconds fails with the stacks of its ranks, and ends. The exit
 code is the number of tests that failed, or 1 if fewer passed than --least.
 """
@@ -27,27 +27,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# Tests that are not run with nc10d, and why. docs/torch.md shows this table.
-SKIPPED: dict[str, str] = {}
-# On torch 2.14 and later, with torch's own DistributedDataParallel.
-SKIPPED_SINCE_2_14 = {
-    "test_ddp_logging_data_cpu": "torch names every backend in Python 'custom' there"
+# Tests that are not run with nc10d's groups, and why. docs/replace_gloo.md names them.
+SKIPPED = {
+    "test_ddp_logging_data_cpu": "torch's DDP logs the number of gloo's threads, from its C++ class"
 }
-# With nc10d's DistributedDataParallel in the place of torch's.
-SKIPPED_WITH_DDP: dict[str, str] = {}
-
-
-class GloosPlace(str):
-    """A backend's name that tests also take for gloo's, where they ask at run time."""
-
-    __slots__ = ()
-    __hash__ = str.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        return other == "gloo" or str.__eq__(self, other)
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
 
 
 class Outcome(unittest.TestResult):
@@ -92,10 +75,10 @@ class Outcome(unittest.TestResult):
 def suite_class(backend: str, ranks: int, own_ddp: bool) -> type[unittest.TestCase]:
     """Return torch's test class with `backend` in gloo's place."""
     os.environ.update(BACKEND="gloo", WORLD_SIZE=str(ranks))
+    if backend == "nc10d":
+        load_nc10d()
     from torch.testing._internal.distributed import distributed_test as theirs
 
-    if backend != "gloo":
-        replace_gloo(theirs, backend)
     if own_ddp:
         replace_ddp(theirs)
 
@@ -109,31 +92,13 @@ def suite_class(backend: str, ranks: int, own_ddp: bool) -> type[unittest.TestCa
     return type("TestInGloosPlace", bases, {"setUp": start, "__module__": __name__})
 
 
-def replace_gloo(theirs: Any, backend: str) -> None:
-    """Let the tests make groups of `backend` where they name gloo."""
-    import torch.distributed as dist
-
-    # Loaded before ranks are forked: once instead of for each rank of each test.
+def load_nc10d() -> None:
+    """Put nc10d in gloo's place, loaded once before ranks are forked."""
     import nc10d.backend.cpu.backend
-    import nc10d.torch.backend.creation  # and registers "nc10d" where nc10d is not installed
+    import nc10d.torch.backend.creation
 
     assert nc10d.backend.cpu.backend
-    assert nc10d.torch.backend.creation
-    theirs.BACKEND = GloosPlace(backend)
-    for supported in (
-        theirs.PROFILING_SUPPORTED_BACKENDS,
-        theirs.CUDA_PROFILING_SUPPORTED_BACKENDS,
-        theirs.SEND_RECV_PROFILING_SUPPORTED_BACKENDS,
-    ):
-        supported.append(backend)
-    new_group = dist.new_group
-
-    def new_group_here(*arguments: Any, **options: Any) -> Any:
-        if options.get("backend") == dist.Backend.GLOO:
-            options["backend"] = backend
-        return new_group(*arguments, **options)
-
-    dist.new_group = new_group_here
+    nc10d.torch.replace_gloo()
 
 
 def replace_ddp(tests: Any) -> None:
@@ -144,6 +109,7 @@ def replace_ddp(tests: Any) -> None:
     import torch
 
     import nc10d.torch
+    from nc10d.group.world import close_at_exit, current_world
 
     class DistributedDataParallel(nc10d.torch.DistributedDataParallel):
         def __init__(self, module: Any, *arguments: Any, **options: Any) -> None:
@@ -157,12 +123,10 @@ def replace_ddp(tests: Any) -> None:
     theirs = torch.distributed.init_process_group
 
     def init_both(backend: str | None = None, **options: Any) -> None:
-        assert backend == "nc10d", backend
-        torch.distributed.init_process_group = theirs
-        try:
-            nc10d.torch.init_process_group(**options)
-        finally:
-            torch.distributed.init_process_group = init_both
+        theirs(backend, **options)
+        world = current_world()
+        world.default = world.keep(nc10d.torch.group_of())
+        close_at_exit()
 
     torch.distributed.init_process_group = init_both
     tests.DistributedDataParallel = DistributedDataParallel
@@ -188,15 +152,6 @@ def skip_for_devices(cases: type[unittest.TestCase]) -> None:
         allowed = inspect.getclosurevars(getattr(cases, name)).nonlocals.get("allow_cpu", False)
         if kind in ("skip_if_no_gpu", "skip_if_lt_x_gpu") and not allowed:
             setattr(cases, name, unittest.skip("a test for GPUs")(getattr(cases, name)))
-
-
-def skipped_tests(own_ddp: bool) -> dict[str, str]:
-    """Return the tests that are not run with nc10d, and why."""
-    from nc10d.torch.backend.torch_versions import CALLED_CUSTOM
-
-    if own_ddp:
-        return SKIPPED | SKIPPED_WITH_DDP
-    return SKIPPED | (SKIPPED_SINCE_2_14 if CALLED_CUSTOM else {})
 
 
 def load(cases: type[unittest.TestCase], words: Sequence[str]) -> unittest.TestSuite:
@@ -228,7 +183,7 @@ def main() -> int:
         skip_for_devices(cases)
     if given.more:
         run_more(cases, given.ranks)
-    skipped = skipped_tests(given.ddp) if given.backend == "nc10d" else {}
+    skipped = SKIPPED if given.backend == "nc10d" else {}
     for name, reason in skipped.items():
         setattr(cases, name, unittest.skip(reason)(getattr(cases, name)))
     load(cases, given.words).run(outcome)

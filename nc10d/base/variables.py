@@ -20,6 +20,7 @@ _SWITCH, _ONE, _SECONDS = "0|1", "1", r"\d+(\.\d*)?"
 _MEANING = {_SWITCH: "0 or 1", _ONE: "1", _SECONDS: "a number of seconds"}
 VARIABLES = {
     "NC10D_ALLOW_PICKLE": "",
+    "NC10D_AS_GLOO": _SWITCH,
     "NC10D_BIND": "",
     "NC10D_CACHE_DIR": "",
     "NC10D_CMA": _SWITCH,

@@ -17,6 +17,7 @@ class LaunchedJob:
 
     `counts` are all nodes' numbers of ranks; empty if every node runs `nproc`. With `keep_going`,
     the other ranks go on after a rank has failed. `local_addr` is this node's address for others.
+    With `as_gloo`, torch's groups are nc10d's in the ranks where the program names gloo.
     """
 
     nproc: int
@@ -30,6 +31,7 @@ class LaunchedJob:
     keep_going: bool = False
     local_addr: str | None = None
     counts: tuple[int, ...] = ()
+    as_gloo: bool = False
 
     def __post_init__(self) -> None:
         if self.nproc < 1:
@@ -74,6 +76,7 @@ def rank_variables(job: LaunchedJob, local_rank: int, restart: int) -> dict[str,
         "TORCHELASTIC_USE_AGENT_STORE": True,
         "NC10D_RESTART_COUNT": restart,
         **({"NC10D_SOCKET_ADDRESS": job.local_addr} if job.local_addr else {}),
+        **({"NC10D_AS_GLOO": 1} if job.as_gloo else {}),
     }
     return {name: str(value) for name, value in values.items()}
 

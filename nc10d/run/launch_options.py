@@ -129,6 +129,7 @@ def _job(args: argparse.Namespace) -> LaunchedJob:
         max_restarts=args.max_restarts,
         keep_going=args.keep_going,
         local_addr=args.local_addr,
+        as_gloo=args.as_gloo,
     )
 
 
@@ -317,6 +318,7 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
         "--keep-going": _flag(
             "let the others go on when a rank has failed; code 0 if any ends well"
         ),
+        "--as-gloo": _flag('torch.distributed gives nc10d\'s groups where the script names "gloo"'),
         "--rdzv-id": _value("NAME", "the job's name; also its folder of logs"),
         "--rdzv-backend": {
             **_value("NAME", "c10d or static: the same here", default="static"),

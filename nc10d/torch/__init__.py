@@ -10,7 +10,8 @@ compiles may make all calls. Calls in `nc10d.torch.functional` become part of th
 others stay uncompiled. `as_store` makes an nc10d store into one for torch, and nc10d's groups
 take torch's stores.
 
-The import also registers torch.distributed's backend "nc10d". `init_process_group` makes the
+The import also registers torch.distributed's backend "nc10d"; `replace_gloo` puts it in gloo's
+place, without a changed line. `init_process_group` makes the
 default group for both, `group_of` gives the nc10d group below a torch group, and `as_torch_group`
 a torch group on an nc10d group.
 """
@@ -19,8 +20,8 @@ from typing import Any
 
 import torch
 
+from nc10d import torch_entry
 from nc10d.api import join
-from nc10d.base import torch_registration
 from nc10d.base.run_to_end import import_to_end
 from nc10d.reducer.hooks import array_math
 from nc10d.torch import compiling, stores, tensors, torch_calls
@@ -45,6 +46,7 @@ from nc10d.torch.stores import as_store
 from nc10d.torch.sync_batch_norm import SyncBatchNorm
 from nc10d.torch.training.saving import load, save
 from nc10d.torch.training.tensor_math import TensorMath
+from nc10d.torch_gloo import replace_gloo
 
 __all__ = [
     "DistributedDataParallel",
@@ -64,6 +66,7 @@ __all__ = [
     "init_process_group",
     "load",
     "rekey_optim_state_dict",
+    "replace_gloo",
     "save",
     "scatter_full_optim_state_dict",
     "shard_full_optim_state_dict",
@@ -78,9 +81,7 @@ torch_calls.register()
 compiling.register()
 compiling.mark_public_calls()
 compiling.rewrite_calls()
-torch_registration.register(
-    lambda *arguments: import_to_end("nc10d.torch.backend.creation").create(*arguments)
-)
+torch_entry.register()
 
 
 def __getattr__(name: str) -> Any:

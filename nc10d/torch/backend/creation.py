@@ -8,12 +8,16 @@ group: they live in a separate World, and end with torch's groups or at exit.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as _c10d
 
 from nc10d.backend.config import BackendConfig
 from nc10d.base import uncaught, variables
@@ -32,6 +36,7 @@ from nc10d.torch.backend.torch_errors import torch_error
 from nc10d.torch.backend.torch_versions import PYTHON_BACKENDS
 from nc10d.torch.stores import as_own_store
 from nc10d.torch.uncompiled import modules_in_python
+from nc10d.torch_gloo import GLOO
 
 torch_world = World()
 """The groups below torch's groups in this process."""
@@ -40,14 +45,54 @@ _LONGEST = 30
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import _DistributedBackendOptions as Setup
 
+    Group: TypeAlias = PythonBackend | PythonGroup
+_log = logging.getLogger("nc10d.torch")
 _made: WeakKeyDictionary[ProcessGroup, Counter[str]] = WeakKeyDictionary()
 
 
-def create(setup: Setup, options: object) -> PythonBackend | PythonGroup:
+@dataclass(slots=True)
+class GlooSetup:
+    """What a group in gloo's place is made from, by the names of torch's class for a plugin."""
+
+    store: dist.Store
+    group_rank: int
+    group_size: int
+    timeout: timedelta
+    group_id: str
+    global_ranks_in_group: Sequence[int]
+
+
+def create_as_gloo(
+    theirs: type,
+    asked: Mapping[str, Any] | None,
+    store: dist.Store,
+    rank: int,
+    size: int,
+    options: object = None,
+    timeout: timedelta | None = None,
+    **_: object,
+) -> Any:
+    """Make the group for a call of ProcessGroupGloo; blocks until all ranks have come.
+
+    `theirs` is torch's class. `asked` has torch's arguments of the group being made, by name; None
+    for a program's own call. There torch 2.13 takes no backend in Python: the group is gloo's.
+    """
+    limit: timedelta | None = timeout or getattr(options, "_timeout", cast(Any, options))
+    limit = limit or _c10d.default_pg_timeout
+    if asked is None and not PYTHON_BACKENDS:
+        _log.debug("torch 2.13: a ProcessGroupGloo that the program makes stays gloo's")
+        return theirs(store, rank, size, timeout=limit)
+    name, ranks = (asked["group_name"], asked["global_ranks_in_group"]) if asked else (GLOO, [])
+    group = create(GlooSetup(store, rank, size, limit, name, ranks), None, GLOO)
+    _log.debug("group %r, rank %d of %d: nc10d in gloo's place", name, rank, size)
+    return group
+
+
+def create(setup: Setup | GlooSetup, options: object, name: str = NAME) -> Group:
     """Make the group that torch asks for; blocks until all ranks have come.
 
     `setup` is torch's _DistributedBackendOptions, `options` the `pg_options` in the call that makes
-    the group, which go to nc10d's backends.
+    the group, which go to nc10d's backends; `name` is the backend's name for torch.
     """
     try:
         group = options.group if isinstance(options, Adopted) else _make(setup, options)
@@ -56,14 +101,14 @@ def create(setup: Setup, options: object) -> PythonBackend | PythonGroup:
     torch_functions.install()
     world = current_world() if isinstance(options, Adopted) else torch_world
     if PYTHON_BACKENDS:
-        backend = PythonBackend(group, world)
+        backend = PythonBackend(group, world, name)
         flight_traces.dump_on_failure(backend)
         return backend
     c10d_operators.install_gather()
-    return PythonGroup(group, world)
+    return PythonGroup(group, world, name)
 
 
-def _make(setup: Setup, options: object) -> ProcessGroup:
+def _make(setup: Setup | GlooSetup, options: object) -> ProcessGroup:
     uncaught.install()
     variables.warn_once()
     config = BackendConfig()
@@ -106,7 +151,7 @@ def _unused_name(parent: ProcessGroup, members: Sequence[int]) -> str:
 
 
 def _meet(
-    setup: Setup,
+    setup: Setup | GlooSetup,
     config: BackendConfig,
     options: object,
     members: Sequence[int],
@@ -121,4 +166,6 @@ def _meet(
 
 
 # torch calls this package, and stores, also below compiled frames.
-modules_in_python("nc10d.torch.backend", "nc10d.torch.stores", "nc10d.torch_entry")
+modules_in_python(
+    "nc10d.torch.backend", "nc10d.torch.stores", "nc10d.torch_entry", "nc10d.torch_gloo"
+)

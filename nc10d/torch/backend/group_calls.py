@@ -20,7 +20,6 @@ from torch._C import _distributed_c10d as c10d
 from nc10d import ops
 from nc10d.api.monitored_barrier import monitored_barrier
 from nc10d.arrays.arguments import check_elements, each_once
-from nc10d.base.torch_registration import NAME
 from nc10d.errors import DistError
 from nc10d.group.coalescing import CoalescingManager
 from nc10d.group.process_group import ProcessGroup
@@ -47,16 +46,20 @@ class _Blocks(threading.local):
 class TorchCalls(TorchLauncher):
     """A torch group's calls on the nc10d group below."""
 
-    def _open(self, group: ProcessGroup, world: World) -> None:
-        super()._open(group, world)
+    def _open(self, group: ProcessGroup, world: World, name: str) -> None:
+        super()._open(group, world, name)
         self._blocks = _Blocks()
         self.splits = 0  # how often torch's split_group has split the group
+
+    def name_for_torch(self, group: c10d.ProcessGroup, name: str) -> None:
+        """Change the backend's name in torch's C++ code, "nc10d" or "gloo", for `group` above."""
+        raise NotImplementedError
 
     @property
     def options(self) -> c10d.Backend.Options:
         """The options that torch and programs read from a backend, such as `_timeout`."""
         group = self.nc10d_group
-        found = c10d.Backend.Options(NAME, as_timedelta(group.timeout))
+        found = c10d.Backend.Options(self.torch_name, as_timedelta(group.timeout))
         found.global_ranks_in_group, found.group_name = [*group.ranks], group.name
         return found
 

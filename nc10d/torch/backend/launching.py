@@ -72,9 +72,11 @@ class TorchLauncher:
     """Launches a torch group's calls on `nc10d_group`, the nc10d group below."""
 
     nc10d_group: ProcessGroup
+    torch_name: str
+    """The name by which torch knows the backend: "nc10d", or "gloo" in gloo's place."""
 
-    def _open(self, group: ProcessGroup, world: World) -> None:
-        self.nc10d_group = group
+    def _open(self, group: ProcessGroup, world: World, name: str) -> None:
+        self.nc10d_group, self.torch_name = group, name
         self._world = world
         # torch's C++ code may hold a Work's C++ part alone, whose methods are the base's once the
         # Python part is gone. So the group keeps Works, without tensors once they have ended.
@@ -93,10 +95,6 @@ class TorchLauncher:
             yield self._noted.works
         finally:
             self._noted.works = outer
-
-    def _backend_name(self) -> str:
-        """Return the name by which torch knows the backend."""
-        raise NotImplementedError
 
     def _run(
         self,
@@ -164,7 +162,7 @@ class TorchLauncher:
         outputs: list[Tensor],
     ) -> TorchWork | None:
         """Launch asynchronously, as an event in torch's profiler."""
-        name = f"{self._backend_name()}:{name}"
+        name = f"{self.torch_name}:{name}"
         with raising_torch_errors(), beginning_event(name, inputs) as event:
             work = launch()
         assert work is not None, "no block is open"

@@ -8,11 +8,11 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from nc10d.base.callable_values import CallableInt
-from nc10d.base.torch_registration import NAME
 from nc10d.errors import CollectiveTimeout, DistError, PeerLost
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import World
 from nc10d.torch.backend.group_calls import TorchCalls
+from nc10d.torch_gloo import GLOO
 
 _ERRORS = {PeerLost: c10d.ErrorType.REMOTE_ERROR, CollectiveTimeout: c10d.ErrorType.TIMEOUT}
 
@@ -28,9 +28,9 @@ def living() -> list[PythonBackend]:
 class PythonBackend(TorchCalls, c10d.Backend):
     """A torch group's backend, whose calls run on an nc10d group."""
 
-    def __init__(self, group: ProcessGroup, world: World) -> None:
+    def __init__(self, group: ProcessGroup, world: World, name: str) -> None:
         c10d.Backend.__init__(self, group.rank(), group.size())
-        self._open(group, world)
+        self._open(group, world, name)
         self._abort_hooks: dict[int, Callable[[], None]] | None = None
         # Whether torch's methods on the group above make all calls: for hooks, or for backends on
         # other devices.
@@ -43,10 +43,19 @@ class PythonBackend(TorchCalls, c10d.Backend):
         _alive.pop(self, None)
 
     def name(self) -> str:
-        """Return "nc10d"."""
-        return NAME
+        """Return "nc10d", or "gloo" in gloo's place."""
+        return self.torch_name
 
-    getBackendName = _backend_name = name
+    getBackendName = name
+
+    def name_for_torch(self, group: c10d.ProcessGroup, name: str) -> None:
+        """Have the torch group above name the kind of its backend: gloo, or custom."""
+        kinds = c10d.ProcessGroup.BackendType
+        kind = kinds.GLOO if name == GLOO else kinds.CUSTOM
+        for device in group._device_types:
+            if group._get_backend(device) is self:
+                group._register_backend(device, kind, self)
+        group._set_default_backend(kind)
 
     def hook(self) -> None:
         """Let every call pass through torch's methods, which call hooks."""

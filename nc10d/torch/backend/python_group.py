@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from nc10d.base.torch_registration import NAME
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import World
 from nc10d.torch.backend.c10d_operators import through_operators
@@ -19,15 +18,17 @@ class PythonGroup(TorchCalls, dist.ProcessGroup):
     supports_splitting = False
     supports_coalescing = True
 
-    def __init__(self, group: ProcessGroup, world: World) -> None:
+    def __init__(self, group: ProcessGroup, world: World, name: str) -> None:
         dist.ProcessGroup.__init__(self, group.rank(), group.size())
-        self._open(group, world)
+        self._open(group, world, name)
 
     def getBackendName(self) -> str:
-        """Return "nc10d"."""
-        return NAME
+        """Return "nc10d", or "gloo" in gloo's place."""
+        return self.torch_name
 
-    _backend_name = getBackendName
+    def name_for_torch(self, group: dist.ProcessGroup, name: str) -> None:
+        """Answer `name` when torch asks for the backend's."""
+        self.torch_name = name
 
     def setGroupName(self, name: str) -> None:
         """Take torch's name for the group."""

@@ -17,6 +17,7 @@ from torch.distributed import ProcessGroup as Group
 from torch.distributed import distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 
+from nc10d.base.torch_registration import NAME
 from nc10d.group.shrink import shrink_group
 from nc10d.group.world import current_world
 from nc10d.torch.backend import flight_traces, group_methods
@@ -27,6 +28,7 @@ from nc10d.torch.backend.side_by_side import on_default, on_members
 from nc10d.torch.backend.torch_errors import raising_torch_errors
 from nc10d.torch.backend.torch_versions import NO_MEMBER, PYTHON_BACKENDS, SPLIT_KEEPS_ORDER
 from nc10d.torch.uncompiled import in_python
+from nc10d.torch_gloo import GLOO
 
 Function = Callable[..., Any]
 
@@ -40,9 +42,10 @@ def install() -> None:
     wrappers |= {name: functools.partial(_passing_on, own) for name, own in _FUNCTIONS.items()}
     wrappers |= dict.fromkeys(_MESSAGES, _blocking_message)
     wrappers["_coalescing_manager"] = _closing_blocks
-    hook = DistributedDataParallel._register_builtin_comm_hook
-    if not hasattr(hook, "nc10d"):
-        DistributedDataParallel._register_builtin_comm_hook = _marked(_builtin_hook(hook), hook)
+    for name, change in _DDP_METHODS.items():
+        theirs = getattr(DistributedDataParallel, name)
+        if not hasattr(theirs, "nc10d"):
+            setattr(DistributedDataParallel, name, _marked(change(theirs), theirs))
     for name, wrap in wrappers.items():
         theirs = getattr(c10d, name, None)
         if theirs is not None and not hasattr(theirs, "nc10d"):
@@ -120,6 +123,30 @@ def _builtin_hook(theirs: Function) -> Function:
         theirs(module, comm_hook_type)
 
     return register
+
+
+def _without_gloos_type(theirs: Function) -> Function:
+    """Return DDP's method that makes its C++ logger, which takes a group named gloo for gloo's."""
+
+    def build(module: DistributedDataParallel, *arguments: object, **options: object) -> None:
+        group = module.process_group
+        calls = calls_of(group)
+        if calls is None or group.name() != GLOO:
+            theirs(module, *arguments, **options)
+            return
+        calls.name_for_torch(group, NAME)
+        try:
+            theirs(module, *arguments, **options)
+        finally:
+            calls.name_for_torch(group, GLOO)
+
+    return build
+
+
+_DDP_METHODS: dict[str, Callable[[Function], Function]] = {
+    "_register_builtin_comm_hook": _builtin_hook,
+    "_ddp_init_helper": _without_gloos_type,
+}
 
 
 def _monitored_barrier(

@@ -3,7 +3,6 @@
 | | 2.13 | 2.14 | 2.15 |
 |---|---|---|---|
 | base class for a backend in Python | ProcessGroup | Backend | Backend |
-| a Python backend in the logging data of torch's DDP | its name | "custom" | "custom" |
 | order of ranks in `split_group` | ascending | as given | as given |
 | what `split_group` returns outside all lists | None | -100 | -100 |
 | `gather_single`, groups' hooks | no | yes | yes |
@@ -26,9 +25,6 @@ SPLIT_KEEPS_ORDER = PYTHON_BACKENDS
 
 NO_MEMBER = dist.GroupMember.NON_GROUP_MEMBER if PYTHON_BACKENDS else None
 """What `split_group` returns to a rank that is in no list."""
-
-CALLED_CUSTOM = PYTHON_BACKENDS
-"""Whether torch's DistributedDataParallel logs the name "custom" for each backend in Python."""
 
 SELF_RECORDING: set[str] = getattr(distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
 """The backends to which torch attaches no recorder itself."""
