@@ -6,21 +6,23 @@ torch calls `register` at the end of its own import (entry points of the group "
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from nc10d.base import torch_registration
 from nc10d.base.run_to_end import import_to_end
-from nc10d.torch_gloo import replace_gloo
 
 
 def register() -> None:
-    """Register the backend "nc10d" with torch.distributed; in gloo's place too, if so asked."""
-    torch_registration.register(create)
-    if os.environ.get("NC10D_AS_GLOO") == "1":
-        replace_gloo()
+    """Register the backend "nc10d" with torch.distributed; see `torch_registration.register`."""
+    torch_registration.register(create, create_as_gloo)
 
 
 def create(*arguments: Any) -> Any:
     """Make a group; see nc10d.torch.backend.creation.create."""
     return import_to_end("nc10d.torch.backend.creation").create(*arguments)
+
+
+def create_as_gloo(*arguments: Any, **options: Any) -> Any:
+    """Make a group in gloo's place; see nc10d.torch.backend.creation.create_as_gloo."""
+    creation = import_to_end("nc10d.torch.backend.creation")
+    return creation.create_as_gloo(*arguments, **options)

@@ -26,31 +26,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch_suite import Outcome
+from torch_suite import Outcome, load_nc10d
 
 GLOO, OURS = "gloo", "nc10d"
 Outcomes = dict[str, str]
-
-
-def replace_gloo() -> None:
-    """Let torch make groups of nc10d for the name gloo."""
-    from torch.distributed import distributed_c10d as c10d
-
-    # Loaded before ranks are forked: once instead of for each rank of each test.
-    import nc10d.backend.cpu.backend
-    import nc10d.torch.backend.creation  # and registers "nc10d" where nc10d is not installed
-
-    assert nc10d.backend.cpu.backend
-    assert nc10d.torch.backend.creation
-    init = c10d.BackendConfig.__init__
-
-    def init_here(self: Any, backend: Any) -> None:
-        init(self, backend)
-        for device, name in self.device_backend_map.items():
-            if name == GLOO:
-                self.device_backend_map[device] = c10d.Backend(OURS)
-
-    c10d.BackendConfig.__init__ = init_here
 
 
 def fork_ranks() -> None:
@@ -77,7 +56,7 @@ def run_file(path: Path, backend: str, words: Sequence[str], limit: int) -> Outc
     torch.set_num_threads(1)
     fork_ranks()
     if backend == OURS:
-        replace_gloo()
+        load_nc10d()
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None

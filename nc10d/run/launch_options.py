@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,7 @@ def _patience(conf: dict[str, str]) -> float:
 
 
 def _notes(args: argparse.Namespace, conf: dict[str, str]) -> tuple[str, ...]:
-    """Return a line that names the options without meaning; none if there are none."""
+    """Return lines about options that change nothing, and why."""
     ignored = [
         f"--{name.replace('_', '-')} ({why})"
         for name, why in _WITHOUT_MEANING.items()
@@ -169,7 +170,10 @@ def _notes(args: argparse.Namespace, conf: dict[str, str]) -> tuple[str, ...]:
     keys = sorted(conf.keys() - {"timeout", "join_timeout"})
     if keys:
         ignored.append(f"{', '.join(keys)} of --rdzv-conf (only timeout and join_timeout have one)")
-    return (f"without meaning here: {', '.join(ignored)}",) if ignored else ()
+    notes: tuple[str, ...] = (f"without meaning here: {', '.join(ignored)}",) if ignored else ()
+    if args.as_gloo and not entry_points(group="torch.backends", name="nc10d"):
+        notes += ("--as-gloo acts after `import nc10d.torch`: nc10d is not installed here",)
+    return notes
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:

@@ -20,12 +20,13 @@ from typing import Any
 
 import torch
 
-from nc10d import torch_entry
 from nc10d.api import join
+from nc10d.base import torch_registration
 from nc10d.base.run_to_end import import_to_end
 from nc10d.reducer.hooks import array_math
 from nc10d.torch import compiling, stores, tensors, torch_calls
 from nc10d.torch.backend import torch_errors
+from nc10d.torch.backend.creation import create, create_as_gloo, replace_gloo
 from nc10d.torch.backend.groups import calls_of, group_of
 from nc10d.torch.backend.side_by_side import as_torch_group, init_process_group
 from nc10d.torch.ddp import DistributedDataParallel
@@ -46,7 +47,6 @@ from nc10d.torch.stores import as_store
 from nc10d.torch.sync_batch_norm import SyncBatchNorm
 from nc10d.torch.training.saving import load, save
 from nc10d.torch.training.tensor_math import TensorMath
-from nc10d.torch_gloo import replace_gloo
 
 __all__ = [
     "DistributedDataParallel",
@@ -81,7 +81,7 @@ torch_calls.register()
 compiling.register()
 compiling.mark_public_calls()
 compiling.rewrite_calls()
-torch_entry.register()
+torch_registration.register(create, create_as_gloo)
 
 
 def __getattr__(name: str) -> Any:

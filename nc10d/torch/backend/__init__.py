@@ -2,7 +2,7 @@
 
 | module | contents |
 |---|---|
-| `creation` | torch's calls to make a group, and the nc10d group below that |
+| `creation` | torch's calls to make a group, also for gloo, and the nc10d group below that |
 | `group_calls` | a torch group's calls, on either base class |
 | `launching` | how a call is launched |
 | `works` | torch's Work, Future and profiler event for an nc10d operation |

@@ -20,10 +20,10 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as _c10d
 
 from nc10d.backend.config import BackendConfig
-from nc10d.base import uncaught, variables
+from nc10d.base import torch_registration, uncaught, variables
 from nc10d.base.deadline import Deadline
 from nc10d.base.text import digest
-from nc10d.base.torch_registration import NAME
+from nc10d.base.torch_registration import GLOO, NAME
 from nc10d.errors import DistError
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import World, close_at_exit, current_world, meet_in
@@ -36,7 +36,6 @@ from nc10d.torch.backend.torch_errors import torch_error
 from nc10d.torch.backend.torch_versions import PYTHON_BACKENDS
 from nc10d.torch.stores import as_own_store
 from nc10d.torch.uncompiled import modules_in_python
-from nc10d.torch_gloo import GLOO
 
 torch_world = World()
 """The groups below torch's groups in this process."""
@@ -51,8 +50,8 @@ _made: WeakKeyDictionary[ProcessGroup, Counter[str]] = WeakKeyDictionary()
 
 
 @dataclass(slots=True)
-class GlooSetup:
-    """What a group in gloo's place is made from, by the names of torch's class for a plugin."""
+class OwnSetup:
+    """What a group is made from that torch does not make as a plugin's, by the names in `Setup`."""
 
     store: dist.Store
     group_rank: int
@@ -60,6 +59,40 @@ class GlooSetup:
     timeout: timedelta
     group_id: str
     global_ranks_in_group: Sequence[int]
+
+
+def create(setup: Setup | OwnSetup, options: object, name: str = NAME) -> Group:
+    """Make the group that torch asks for; blocks until all ranks have come.
+
+    `setup` is torch's _DistributedBackendOptions, `options` the `pg_options` in the call that makes
+    the group, which go to nc10d's backends; `name` is the backend's name for torch.
+    """
+    try:
+        group = options.group if isinstance(options, Adopted) else _make(setup, options)
+    except DistError as error:
+        raise torch_error(error) from error
+    torch_functions.install()
+    world = current_world() if isinstance(options, Adopted) else torch_world
+    if PYTHON_BACKENDS:
+        backend = PythonBackend(group, world, name)
+        flight_traces.dump_on_failure(backend)
+        return backend
+    c10d_operators.install_gather()
+    return PythonGroup(group, world, name)
+
+
+def replace_gloo() -> None:
+    """Make torch.distributed give an nc10d group wherever it is asked for "gloo"; again: no change.
+
+    Call it on every rank before the first group is made. NC10D_AS_GLOO=1 in the environment, as
+    `nc10d.run --as-gloo` sets it, does the same when torch is imported. Groups that exist stay
+    gloo's. RuntimeError if torch has no gloo. Blocks nobody.
+
+        nc10d.torch.replace_gloo()
+        torch.distributed.init_process_group("gloo")  # get_backend() says "gloo"
+        nc10d.torch.group_of()                        # nc10d's group below
+    """
+    torch_registration.replace_gloo(create_as_gloo)
 
 
 def create_as_gloo(
@@ -83,32 +116,12 @@ def create_as_gloo(
         _log.debug("torch 2.13: a ProcessGroupGloo that the program makes stays gloo's")
         return theirs(store, rank, size, timeout=limit)
     name, ranks = (asked["group_name"], asked["global_ranks_in_group"]) if asked else (GLOO, [])
-    group = create(GlooSetup(store, rank, size, limit, name, ranks), None, GLOO)
+    group = create(OwnSetup(store, rank, size, limit, name, ranks), None, GLOO)
     _log.debug("group %r, rank %d of %d: nc10d in gloo's place", name, rank, size)
     return group
 
 
-def create(setup: Setup | GlooSetup, options: object, name: str = NAME) -> Group:
-    """Make the group that torch asks for; blocks until all ranks have come.
-
-    `setup` is torch's _DistributedBackendOptions, `options` the `pg_options` in the call that makes
-    the group, which go to nc10d's backends; `name` is the backend's name for torch.
-    """
-    try:
-        group = options.group if isinstance(options, Adopted) else _make(setup, options)
-    except DistError as error:
-        raise torch_error(error) from error
-    torch_functions.install()
-    world = current_world() if isinstance(options, Adopted) else torch_world
-    if PYTHON_BACKENDS:
-        backend = PythonBackend(group, world, name)
-        flight_traces.dump_on_failure(backend)
-        return backend
-    c10d_operators.install_gather()
-    return PythonGroup(group, world, name)
-
-
-def _make(setup: Setup | GlooSetup, options: object) -> ProcessGroup:
+def _make(setup: Setup | OwnSetup, options: object) -> ProcessGroup:
     uncaught.install()
     variables.warn_once()
     config = BackendConfig()
@@ -151,7 +164,7 @@ def _unused_name(parent: ProcessGroup, members: Sequence[int]) -> str:
 
 
 def _meet(
-    setup: Setup | GlooSetup,
+    setup: Setup | OwnSetup,
     config: BackendConfig,
     options: object,
     members: Sequence[int],
@@ -167,5 +180,8 @@ def _meet(
 
 # torch calls this package, and stores, also below compiled frames.
 modules_in_python(
-    "nc10d.torch.backend", "nc10d.torch.stores", "nc10d.torch_entry", "nc10d.torch_gloo"
+    "nc10d.torch.backend",
+    "nc10d.torch.stores",
+    "nc10d.torch_entry",
+    "nc10d.base.torch_registration",
 )

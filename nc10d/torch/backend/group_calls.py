@@ -66,19 +66,19 @@ class TorchCalls(TorchLauncher):
     # -- collectives -----------------------------------------------------------------------------
 
     def allreduce(
-        self, tensors: Tensors, opts: Any = None, timeout: Limit = None
+        self, tensors: Tensors, opts: Any = None, timeout: Limit = None, *, op: Any = None
     ) -> TorchWork | None:
         """Reduce a tensor in place."""
         if type(opts) is not c10d.AllreduceOptions:
-            opts = _options(c10d.AllreduceOptions, opts, timeout, "reduceOp")
+            opts = _options(c10d.AllreduceOptions, opts, timeout, "reduceOp", op)
         (x,) = tensors if type(tensors) is list and len(tensors) == 1 else _single(tensors)
         number = opts.reduceOp
-        op = BY_NUMBER[hash(number)] or reduction(number)
+        found = BY_NUMBER[hash(number)] or reduction(number)
         if x.is_sparse:
             with raising_torch_errors():
-                sparse_all_reduce(self.nc10d_group, x, op)
+                sparse_all_reduce(self.nc10d_group, x, found)
             return self._kept(ended_work(), [x])
-        return self._run(ops.AllReduce, op, x, x, opts, [x])
+        return self._run(ops.AllReduce, found, x, x, opts, [x])
 
     def allreduce_coalesced(
         self, tensors: Sequence[Tensor], opts: c10d.AllreduceCoalescedOptions | None = None
@@ -94,11 +94,11 @@ class TorchCalls(TorchLauncher):
         return self._together("all_reduce", xs, calls, opts, xs)
 
     def broadcast(
-        self, tensors: Tensors, opts: Any = None, timeout: Limit = None
+        self, tensors: Tensors, opts: Any = None, timeout: Limit = None, *, root: int | None = None
     ) -> TorchWork | None:
         """Copy the root's tensor into every rank's."""
         if type(opts) is not c10d.BroadcastOptions:
-            opts = _options(c10d.BroadcastOptions, opts, timeout, "rootRank")
+            opts = _options(c10d.BroadcastOptions, opts, timeout, "rootRank", root)
         (x,) = tensors if type(tensors) is list and len(tensors) == 1 else _single(tensors)
         return self._run(ops.Broadcast, opts.rootRank, x, x, opts, [x])
 
@@ -108,10 +108,12 @@ class TorchCalls(TorchLauncher):
         opts: Any = None,
         op: c10d.ReduceOp | None = None,
         timeout: Limit = None,
+        *,
+        root: int | None = None,
     ) -> TorchWork | None:
         """Reduce a tensor into the root's."""
         if type(opts) is not c10d.ReduceOptions:
-            opts = _options(c10d.ReduceOptions, opts, timeout, "rootRank")
+            opts = _options(c10d.ReduceOptions, opts, timeout, "rootRank", root)
             opts.reduceOp = opts.reduceOp if op is None else op
         (x,) = tensors if type(tensors) is list and len(tensors) == 1 else _single(tensors)
         return self._run(ops.Reduce, (opts.rootRank, reduction(opts.reduceOp)), x, x, opts, [x])
@@ -173,10 +175,16 @@ class TorchCalls(TorchLauncher):
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def reduce_scatter(
-        self, outputs: Tensors, inputs: TensorLists, opts: Any = None, timeout: Limit = None
+        self,
+        outputs: Tensors,
+        inputs: TensorLists,
+        opts: Any = None,
+        timeout: Limit = None,
+        *,
+        op: Any = None,
     ) -> TorchWork | None:
         """Reduce all ranks' `inputs[0][r]` into rank r's output."""
-        opts = _options(c10d.ReduceScatterOptions, opts, timeout, "reduceOp")
+        opts = _options(c10d.ReduceScatterOptions, opts, timeout, "reduceOp", op)
         (x,), xs = _single(outputs), _single_list(inputs)
         extra = reduction(opts.reduceOp), LISTS
         return self._run(ops.ReduceScatter, extra, x, tuple(xs), opts, [x])
@@ -241,19 +249,31 @@ class TorchCalls(TorchLauncher):
         return self._run(ops.AllToAll, LISTS, tuple(inputs), tuple(xs), opts, xs)
 
     def gather(
-        self, outputs: TensorLists, inputs: Tensors, opts: Any = None, timeout: Limit = None
+        self,
+        outputs: TensorLists,
+        inputs: Tensors,
+        opts: Any = None,
+        timeout: Limit = None,
+        *,
+        root: int | None = None,
     ) -> TorchWork | None:
         """Copy rank r's tensor into the root's `outputs[0][r]`; others give an empty list."""
-        opts = _options(c10d.GatherOptions, opts, timeout, "rootRank")
+        opts = _options(c10d.GatherOptions, opts, timeout, "rootRank", root)
         xs, (x,) = _single_list(outputs), _single(inputs)
         extra = opts.rootRank, False
         return self._run(ops.Gather, extra, x, tuple(xs) or None, opts, xs or [x])
 
     def scatter(
-        self, outputs: Tensors, inputs: TensorLists, opts: Any = None, timeout: Limit = None
+        self,
+        outputs: Tensors,
+        inputs: TensorLists,
+        opts: Any = None,
+        timeout: Limit = None,
+        *,
+        root: int | None = None,
     ) -> TorchWork | None:
         """Copy the root's `inputs[0][r]` into rank r's tensor; others give an empty list."""
-        opts = _options(c10d.ScatterOptions, opts, timeout, "rootRank")
+        opts = _options(c10d.ScatterOptions, opts, timeout, "rootRank", root)
         (x,), xs = _single(outputs), _single_list(inputs)
         return self._run(ops.Scatter, (opts.rootRank, False), x, tuple(xs) or None, opts, [x])
 
@@ -364,11 +384,15 @@ def _single_list(lists: TensorLists) -> list[Tensor]:
     return [*found[0]]
 
 
-def _options(kind: type[Any], given: object, timeout: Limit, argument: str = "") -> Any:
+def _options(
+    kind: type[Any], given: object, timeout: Limit, argument: str = "", named: object = None
+) -> Any:
     """Return options as torch's `kind`: as given, or the default with a given `argument`.
 
-    torch's bindings take the argument, a root or a reduction, and a timeout in place of options.
+    torch's bindings take the argument, a root or a reduction, and a timeout in place of options;
+    `named` is the argument where the caller has passed it by its name.
     """
+    given = given if named is None else named
     if type(given) is kind:
         return given
     made = kind()

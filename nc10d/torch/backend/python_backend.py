@@ -8,11 +8,11 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from nc10d.base.callable_values import CallableInt
+from nc10d.base.torch_registration import GLOO
 from nc10d.errors import CollectiveTimeout, DistError, PeerLost
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import World
 from nc10d.torch.backend.group_calls import TorchCalls
-from nc10d.torch_gloo import GLOO
 
 _ERRORS = {PeerLost: c10d.ErrorType.REMOTE_ERROR, CollectiveTimeout: c10d.ErrorType.TIMEOUT}
 

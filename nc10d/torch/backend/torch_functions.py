@@ -17,7 +17,7 @@ from torch.distributed import ProcessGroup as Group
 from torch.distributed import distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 
-from nc10d.base.torch_registration import NAME
+from nc10d.base.torch_registration import GLOO, NAME
 from nc10d.group.shrink import shrink_group
 from nc10d.group.world import current_world
 from nc10d.torch.backend import flight_traces, group_methods
@@ -28,7 +28,6 @@ from nc10d.torch.backend.side_by_side import on_default, on_members
 from nc10d.torch.backend.torch_errors import raising_torch_errors
 from nc10d.torch.backend.torch_versions import NO_MEMBER, PYTHON_BACKENDS, SPLIT_KEEPS_ORDER
 from nc10d.torch.uncompiled import in_python
-from nc10d.torch_gloo import GLOO
 
 Function = Callable[..., Any]
 
