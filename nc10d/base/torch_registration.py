@@ -25,9 +25,9 @@ _log = logging.getLogger("nc10d.torch")
 def register(create: Callable[..., object], create_as_gloo: Callable[..., object]) -> None:
     """Register the backend "nc10d", whose groups `create` makes; again: no change.
 
-    With NC10D_AS_GLOO=1, `create_as_gloo` makes groups in gloo's place.
-    It serves the CPU, and CUDA where torch finds a GPU. Nothing happens where torch.distributed has
-    not been imported, or is not available.
+    The backend serves the CPU, and CUDA where torch finds a GPU. With NC10D_AS_GLOO=1,
+    `create_as_gloo` makes groups in gloo's place. Nothing happens where torch.distributed has not
+    been imported, or is not available.
     """
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available():
@@ -74,7 +74,7 @@ class GloosPlace(type):
 def replace_gloo(create: Callable[..., Any]) -> None:
     """Put the stand-in, whose groups `create` makes, into torch.distributed; again: no change.
 
-    RuntimeError if torch has no gloo.
+    Logs a warning if torch has no gloo.
     """
     modules: list[Any] = [
         importlib.import_module(f"torch.{name}")
@@ -83,8 +83,8 @@ def replace_gloo(create: Callable[..., Any]) -> None:
     c10d = modules[0]
     theirs = getattr(c10d, "ProcessGroupGloo", None)
     if theirs is None:
-        raise RuntimeError('this torch has no gloo to replace; its groups can be "nc10d"')
-    if isinstance(theirs, GloosPlace):
+        _log.warning('this torch has no gloo to replace; ask for the backend "nc10d"')
+    if theirs is None or isinstance(theirs, GloosPlace):
         return
     members = {"theirs": theirs, "create": staticmethod(create), "__module__": theirs.__module__}
     stand_in = GloosPlace(theirs.__name__, (), members)

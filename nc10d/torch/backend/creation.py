@@ -59,6 +59,8 @@ class OwnSetup:
     timeout: timedelta
     group_id: str
     global_ranks_in_group: Sequence[int]
+    backends: str
+    """nc10d's backends by device, as nc10d.init_process_group takes them."""
 
 
 def create(setup: Setup | OwnSetup, options: object, name: str = NAME) -> Group:
@@ -86,7 +88,7 @@ def replace_gloo() -> None:
 
     Call it on every rank before the first group is made. NC10D_AS_GLOO=1 in the environment, as
     `nc10d.run --as-gloo` sets it, does the same when torch is imported. Groups that exist stay
-    gloo's. RuntimeError if torch has no gloo. Blocks nobody.
+    gloo's. A warning is logged if torch has no gloo. Blocks nobody.
 
         nc10d.torch.replace_gloo()
         torch.distributed.init_process_group("gloo")  # get_backend() says "gloo"
@@ -116,7 +118,9 @@ def create_as_gloo(
         _log.debug("torch 2.13: a ProcessGroupGloo that the program makes stays gloo's")
         return theirs(store, rank, size, timeout=limit)
     name, ranks = (asked["group_name"], asked["global_ranks_in_group"]) if asked else (GLOO, [])
-    group = create(OwnSetup(store, rank, size, limit, name, ranks), None, GLOO)
+    # Without NCCL's name, GPU arrays go through the CPU's memory: gloo's ranks may share a GPU.
+    backends = NAME if asked and "nccl" in str(asked["backend"]) else GLOO
+    group = create(OwnSetup(store, rank, size, limit, name, ranks, backends), None, GLOO)
     _log.debug("group %r, rank %d of %d: nc10d in gloo's place", name, rank, size)
     return group
 
@@ -124,8 +128,7 @@ def create_as_gloo(
 def _make(setup: Setup | OwnSetup, options: object) -> ProcessGroup:
     uncaught.install()
     variables.warn_once()
-    config = BackendConfig()
-    config.asked = NAME
+    config = BackendConfig(setup.backends if isinstance(setup, OwnSetup) else NAME)
     config.options(options)
     config.require()
     limit = setup.timeout.total_seconds()

@@ -23,7 +23,7 @@ from typing import Any
 from torch._C import _distributed_c10d as _c10d
 
 from nc10d.base.signal_errors import suppress_here
-from nc10d.base.torch_registration import NAME
+from nc10d.base.torch_registration import GLOO, NAME, GloosPlace
 from nc10d.debug import torch_trace
 from nc10d.errors import DistError
 from nc10d.group.flight_recorder import FlightRecorder, write_or_warn
@@ -32,6 +32,11 @@ from nc10d.torch.backend.torch_versions import SELF_RECORDING
 
 _log = logging.getLogger(__name__)
 FILE = "TORCH_FR_DUMP_TEMP_FILE"
+
+
+def _is_ours(backend: str) -> bool:
+    """Return whether the records of a backend, by its name in torch, are nc10d's."""
+    return backend == NAME or (backend == GLOO and isinstance(_c10d.ProcessGroupGloo, GloosPlace))
 
 
 def _records(collectives: bool | None, frames: bool | None, active: bool | None) -> dict[str, Any]:
@@ -56,7 +61,7 @@ def _dump_fr_trace(
     onlyActive: bool | None = None,
     backend: str = "gloo",
 ) -> object:
-    if backend != NAME:
+    if not _is_ours(backend):
         return NotImplemented
     return pickle.dumps(_records(includeCollectives, includeStackTraces, onlyActive))
 
@@ -64,7 +69,7 @@ def _dump_fr_trace(
 def _dump_fr_trace_json(
     includeCollectives: bool | None = None, onlyActive: bool | None = None, backend: str = "gloo"
 ) -> object:
-    if backend != NAME:
+    if not _is_ours(backend):
         return NotImplemented
     return json.dumps(_records(includeCollectives, False, onlyActive)).encode()
 
@@ -76,7 +81,7 @@ def _dump_fr_trace_file(
     onlyActive: bool | None = None,
     backend: str = "gloo",
 ) -> object:
-    if backend != NAME:
+    if not _is_ours(backend):
         return NotImplemented
     default = Path.home() / ".cache" / "torch" / "comm_lib_trace_rank_"
     path = Path(f"{os.environ.get(FILE) or default}{rank}")

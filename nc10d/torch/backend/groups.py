@@ -36,7 +36,8 @@ def group_of(group: dist.ProcessGroup | None = None) -> ProcessGroup:
     """
     found = calls_of(dist.group.WORLD if group is None else group)
     if found is None:
-        raise ValueError(f"{group!r} is no group of the backend 'nc10d' of torch.distributed")
+        which = "torch's default group" if group is None else repr(group)
+        raise ValueError(f"{which} is no group of the backend 'nc10d' of torch.distributed")
     return found.nc10d_group
 
 

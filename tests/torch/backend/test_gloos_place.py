@@ -77,6 +77,8 @@ with torch.profiler.profile() as profile:
 assert world.name() == dist.get_backend() == "gloo"
 events = {event.name for event in profile.events()}
 assert "gloo:all_reduce" in events, events
+if hasattr(torch._C._distributed_c10d, "_dump_fr_trace_json"):
+    assert b"all_reduce" in torch._C._distributed_c10d._dump_fr_trace_json(backend="gloo")
 dist.destroy_process_group()
 print("done")
 """
