@@ -53,12 +53,21 @@ _asked = _Asked()
 class GloosPlace(type):
     """The type of ProcessGroupGloo's stand-in, whose instances are torch's and nc10d's groups.
 
+    A program's class that is derived from the stand-in has torch's class as base, and is gloo's.
+
     `theirs` is torch's class. `create(theirs, asked, *arguments, **options)` makes a group from the
     arguments of a call; `asked` are torch's own arguments, or None if a program makes the call.
     """
 
     theirs: type
     create: Callable[..., Any]
+
+    def __new__(cls, name: str, bases: tuple[type, ...], members: dict[str, Any]) -> Any:
+        """Make the stand-in, or a program's class that is derived from it."""
+        gloos = tuple(base.theirs if isinstance(base, GloosPlace) else base for base in bases)
+        if gloos == bases:
+            return super().__new__(cls, name, bases, members)
+        return type(gloos[0])(name, gloos, members)
 
     def __call__(cls, *arguments: Any, **options: Any) -> Any:
         """Make a group."""

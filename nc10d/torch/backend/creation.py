@@ -116,7 +116,8 @@ def create_as_gloo(
     limit = limit or _c10d.default_pg_timeout
     if asked is None and not PYTHON_BACKENDS:
         _log.debug("torch 2.13: a ProcessGroupGloo that the program makes stays gloo's")
-        return theirs(store, rank, size, timeout=limit)
+        own = {"options": options} if hasattr(options, "_timeout") else {"timeout": limit}
+        return theirs(store, rank, size, **own)
     name, ranks = (asked["group_name"], asked["global_ranks_in_group"]) if asked else (GLOO, [])
     # Without NCCL's name, GPU arrays go through the CPU's memory: gloo's ranks may share a GPU.
     backends = NAME if asked and "nccl" in str(asked["backend"]) else GLOO
