@@ -53,9 +53,8 @@ _asked = _Asked()
 class GloosPlace(type):
     """The type of ProcessGroupGloo's stand-in, whose instances are torch's and nc10d's groups.
 
-    A program's class that is derived from the stand-in has torch's class as base, and is gloo's.
-
-    `theirs` is torch's class. `create(theirs, asked, *arguments, **options)` makes a group from the
+    A class that a program derives from the stand-in has torch's class as base, and makes gloo's
+    groups. `theirs` is torch's class. `create(theirs, asked, *arguments, **options)` makes a group from the
     arguments of a call; `asked` are torch's own arguments, or None if a program makes the call.
     """
 
