@@ -54,8 +54,8 @@ class GloosPlace(type):
     """The type of ProcessGroupGloo's stand-in, whose instances are torch's and nc10d's groups.
 
     A class that a program derives from the stand-in has torch's class as base, and makes gloo's
-    groups. `theirs` is torch's class. `create(theirs, asked, *arguments, **options)` makes a group from the
-    arguments of a call; `asked` are torch's own arguments, or None if a program makes the call.
+    groups. `theirs` is torch's class. `create(theirs, asked, *arguments, **options)` makes a group
+    from the arguments of a call; `asked` are torch's own, or None if a program makes the call.
     """
 
     theirs: type
