@@ -123,7 +123,7 @@ SUITE = $(TORCH_VENV)/bin/python tools/torch_suite.py
 test-torch: $(TORCH_VENV)/test.stamp
 	$(SUITE) --ranks 2 --more --least $(word 1,$(LEAST))
 	$(SUITE) --ranks 4 --more --least $(word 2,$(LEAST))
-	$(SUITE) --ranks 2 --ddp --least 12 ddp DDP DistributedDataParallel no_sync static_graph uneven
+	$(SUITE) --ranks 2 --ddp --least 11 ddp DDP DistributedDataParallel no_sync static_graph uneven
 	$(if $(filter 2.13.0,$(TORCH)),,$(TORCH_VENV)/bin/python -m pytest -m "not long" tests/torch/backend)
 
 # pip's own configuration may cap torch at the version of the other venv. A venv that was begun and

@@ -8,7 +8,7 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from nc10d.base.callable_values import CallableInt
-from nc10d.base.torch_registration import GLOO
+from nc10d.base.torch_registration import GLOO, NAME
 from nc10d.errors import CollectiveTimeout, DistError, PeerLost
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import World
@@ -28,7 +28,7 @@ def living() -> list[PythonBackend]:
 class PythonBackend(TorchCalls, c10d.Backend):
     """A torch group's backend, whose calls run on an nc10d group."""
 
-    def __init__(self, group: ProcessGroup, world: World, name: str) -> None:
+    def __init__(self, group: ProcessGroup, world: World, name: str = NAME) -> None:
         c10d.Backend.__init__(self, group.rank(), group.size())
         self._open(group, world, name)
         self._abort_hooks: dict[int, Callable[[], None]] | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from nc10d.base.torch_registration import NAME
 from nc10d.group.process_group import ProcessGroup
 from nc10d.group.world import World
 from nc10d.torch.backend.c10d_operators import through_operators
@@ -18,7 +19,7 @@ class PythonGroup(TorchCalls, dist.ProcessGroup):
     supports_splitting = False
     supports_coalescing = True
 
-    def __init__(self, group: ProcessGroup, world: World, name: str) -> None:
+    def __init__(self, group: ProcessGroup, world: World, name: str = NAME) -> None:
         dist.ProcessGroup.__init__(self, group.rank(), group.size())
         self._open(group, world, name)
 

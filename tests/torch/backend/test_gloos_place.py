@@ -24,7 +24,7 @@ rank, peer = dist.get_rank(), 1 - dist.get_rank()
 world = dist.group.WORLD
 assert "nc10d" in sys.modules, "torch found nothing that makes groups of nc10d"
 import nc10d.torch
-from nc10d.torch.backend.torch_versions import PYTHON_BACKENDS
+from nc10d.torch.backend.torch_versions import PYTHON_BACKENDS, SELF_RECORDING
 
 # Every way by which a program asks torch for gloo.
 mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("all",))
@@ -77,7 +77,7 @@ with torch.profiler.profile() as profile:
 assert world.name() == dist.get_backend() == "gloo"
 events = {event.name for event in profile.events()}
 assert "gloo:all_reduce" in events, events
-if hasattr(torch._C._distributed_c10d, "_dump_fr_trace_json"):
+if SELF_RECORDING:
     assert b"all_reduce" in torch._C._distributed_c10d._dump_fr_trace_json(backend="gloo")
 dist.destroy_process_group()
 print("done")
