@@ -118,12 +118,12 @@ simulate: .venv/test.stamp
 # torch 2.13: `make test-torch TORCH=2.15.0`. LEAST has the tests that pass with 2 and 4 ranks.
 TORCH ?= 2.13.0
 TORCH_VENV := $(if $(filter 2.13.0,$(TORCH)),.venv,.venv-torch$(TORCH))
-LEAST := 98 125
+LEAST := 99 126
 SUITE = $(TORCH_VENV)/bin/python tools/torch_suite.py
 test-torch: $(TORCH_VENV)/test.stamp
 	$(SUITE) --ranks 2 --more --least $(word 1,$(LEAST))
 	$(SUITE) --ranks 4 --more --least $(word 2,$(LEAST))
-	$(SUITE) --ranks 2 --ddp --least 11 ddp DDP DistributedDataParallel no_sync static_graph uneven
+	$(SUITE) --ranks 2 --ddp --least 12 ddp DDP DistributedDataParallel no_sync static_graph uneven
 	$(if $(filter 2.13.0,$(TORCH)),,$(TORCH_VENV)/bin/python -m pytest -m "not long" tests/torch/backend)
 
 # pip's own configuration may cap torch at the version of the other venv. A venv that was begun and

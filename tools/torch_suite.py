@@ -27,11 +27,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# Tests that are not run with nc10d's groups, and why. docs/replace_gloo.md names them.
-SKIPPED = {
-    "test_ddp_logging_data_cpu": "torch's DDP logs the number of gloo's threads, from its C++ class"
-}
-
 
 class Outcome(unittest.TestResult):
     """A result that prints a line for each test as it ends."""
@@ -110,12 +105,16 @@ def replace_ddp(tests: Any) -> None:
 
     import nc10d.torch
     from nc10d.group.world import close_at_exit, current_world
+    from nc10d.torch.backend.torch_functions import gloos_fields
 
     class DistributedDataParallel(nc10d.torch.DistributedDataParallel):
         def __init__(self, module: Any, *arguments: Any, **options: Any) -> None:
             group = options.pop("process_group", None) or torch.distributed.group.WORLD
             group = nc10d.torch.group_of(group)
             super().__init__(module, *arguments, **options | {"process_group": group})
+
+        def _get_ddp_logging_data(self) -> Any:  # the tests want gloo's fields for gloo's name
+            return super()._get_ddp_logging_data() | gloos_fields()
 
     # Pickle finds the class by its name.
     DistributedDataParallel.__qualname__ = DistributedDataParallel.__name__
@@ -183,9 +182,6 @@ def main() -> int:
         skip_for_devices(cases)
     if given.more:
         run_more(cases, given.ranks)
-    skipped = SKIPPED if given.backend == "nc10d" else {}
-    for name, reason in skipped.items():
-        setattr(cases, name, unittest.skip(reason)(getattr(cases, name)))
     load(cases, given.words).run(outcome)
     count = Counter(line["outcome"] for line in outcome.lines)
     if given.json:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, cast
@@ -142,9 +143,31 @@ def _without_gloos_type(theirs: Function) -> Function:
     return build
 
 
+def _with_gloos_data(theirs: Function) -> Function:
+    """Return DDP's method for its logging data, with torch's fields about gloo in gloo's place."""
+
+    def data(module: DistributedDataParallel) -> dict[str, object]:
+        group = module.process_group
+        as_gloo = calls_of(group) is not None and group.name() == GLOO
+        return theirs(module) | (gloos_fields() if as_gloo else {})
+
+    return data
+
+
+def gloos_fields() -> dict[str, object]:
+    """Return what torch's DDP logs about gloo: the name, the variables, the default of threads."""
+    threads = c10d.ProcessGroupGloo._Options()._threads
+    variables = {
+        name: os.environ.get(name.upper(), "N/A")
+        for name in ("gloo_socket_ifname", "gloo_device_transport")
+    }
+    return {"backend_name": GLOO, "gloo_num_threads": threads, **variables}
+
+
 _DDP_METHODS: dict[str, Callable[[Function], Function]] = {
     "_register_builtin_comm_hook": _builtin_hook,
     "_ddp_init_helper": _without_gloos_type,
+    "_get_ddp_logging_data": _with_gloos_data,
 }
 
 
