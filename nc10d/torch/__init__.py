@@ -10,10 +10,10 @@ compiles may make all calls. Calls in `nc10d.torch.functional` become part of th
 others stay uncompiled. `as_store` makes an nc10d store into one for torch, and nc10d's groups
 take torch's stores.
 
-The import also registers torch.distributed's backend "nc10d"; `replace_gloo` puts it in gloo's
-place, without a changed line. `init_process_group` makes the
-default group for both, `group_of` gives the nc10d group below a torch group, and `as_torch_group`
-a torch group on an nc10d group.
+The import also registers torch.distributed's backend "nc10d". `replace_gloo` puts nc10d in gloo's
+place, for programs that name gloo. `init_process_group` makes the default group for both,
+`group_of` gives the nc10d group below a torch group, and `as_torch_group` a torch group on an nc10d
+group.
 """
 
 from typing import Any

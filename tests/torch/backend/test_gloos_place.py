@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 logging.basicConfig(level=logging.DEBUG if "--debug" in sys.argv else logging.WARNING)
 dist.init_process_group("gloo")
-rank, peer = dist.get_rank(), 1 - dist.get_rank()
+rank = dist.get_rank()
 world = dist.group.WORLD
 assert "nc10d" in sys.modules, "torch found nothing that makes groups of nc10d"
 import nc10d.torch
@@ -84,10 +84,8 @@ print("done")
 """
 
 
-def run(*command: str | Path, **options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, timeout=200, **options
-    )
+def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=200)
 
 
 def test_a_program_that_names_gloo_runs_on_nc10d(tmp_path: Path) -> None:
