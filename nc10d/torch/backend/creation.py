@@ -111,6 +111,7 @@ def create_as_gloo(
 
     `theirs` is torch's class. `asked` has torch's arguments of the group being made, by name; None
     for a program's own call. There torch 2.13 takes no backend in Python: the group is gloo's.
+    TypeError if `store` is no store of torch's; ValueError for a rank outside the group.
     """
     limit: timedelta | None = timeout or getattr(options, "_timeout", cast(Any, options))
     limit = limit or _c10d.default_pg_timeout
@@ -118,6 +119,10 @@ def create_as_gloo(
         _log.debug("torch 2.13: a ProcessGroupGloo that the program makes stays gloo's")
         own = {"options": options} if hasattr(options, "_timeout") else {"timeout": limit}
         return theirs(store, rank, size, **own)
+    if not isinstance(store, dist.Store):
+        raise TypeError(f"ProcessGroupGloo: store must be a torch.distributed.Store, got {store!r}")
+    if not 0 <= rank < size:
+        raise ValueError(f"ProcessGroupGloo: rank {rank} is not one of {size} ranks")
     name, ranks = (asked["group_name"], asked["global_ranks_in_group"]) if asked else (GLOO, [])
     # Without NCCL's name, GPU arrays go through the CPU's memory: gloo's ranks may share a GPU.
     backends = NAME if asked and "nccl" in str(asked["backend"]) else GLOO

@@ -68,6 +68,13 @@ for name in "first", "second":
     group.allreduce([y]).wait()
     assert torch.equal(y, z)
     group.broadcast(y, root=1).wait()
+for arguments, wrong in (("x", 0, 2), TypeError), ((store, 2, 2), ValueError):
+    try:
+        PYTHON_BACKENDS and ProcessGroupGloo(*arguments)
+    except wrong as error:
+        assert str(error).startswith("ProcessGroupGloo: ")
+    else:
+        assert not PYTHON_BACKENDS, arguments
 
 # torch's DDP, whose C++ code takes a group that is named gloo for gloo's class; torch's profile.
 with torch.profiler.profile() as profile:
